@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Self-set-up: a command that needs libraries makes its own virtual environment on first use.
+
+``reexec("qualify")`` at the top of a command returns at once if the running interpreter already is that
+environment's; otherwise it creates ``build/venvs/qualify-<digest>`` from ``scripts/requirements/qualify.txt`` and
+replaces the process by the same command line under it. The digest covers the requirement file, so that a change of
+a pin makes a new environment and never half-updates an old one. Standard library only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from b12x_overlay.exitcodes import ExitCode
+from b12x_overlay.paths import REQUIREMENTS, build_dir
+
+_MARK = ".complete"
+
+
+class SetupError(RuntimeError):
+    """The environment could not be made; the message says what to install or change."""
+
+
+def environment(name: str) -> Path:
+    """Path of the virtual environment *name*, whether or not it exists yet."""
+    requirements = REQUIREMENTS / f"{name}.txt"
+    digest = hashlib.sha256(requirements.read_bytes())
+    digest.update(f"{sys.version_info[:2]}".encode())
+    return build_dir() / "venvs" / f"{name}-{digest.hexdigest()[:12]}"
+
+
+def ensure(name: str) -> Path:
+    """Create the environment *name* if need be and return its interpreter.
+
+    Raises:
+        SetupError: no ``venv`` or ``pip`` in this Python, a failed download, a read-only build folder.
+    """
+    home = environment(name)
+    python = home / "bin" / "python"
+    if (home / _MARK).exists():
+        return python
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        lock = (home.parent / f".{home.name}.lock").open("w")
+    except OSError as error:
+        raise SetupError(
+            f"cannot write {home.parent}: {error.strerror}. Set B12X_OVERLAY_BUILD to a folder that can be written."
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say(f"waiting for another run that sets up {home.name}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / _MARK).exists():
+            _create(name, home, python)
+    return python
+
+
+def reexec(name: str) -> None:
+    """Continue this command under the environment *name*; returns only when already there."""
+    home = environment(name)
+    if Path(sys.prefix).resolve() == home.resolve():
+        return
+    try:
+        python = ensure(name)
+    except SetupError as error:
+        _fail(str(error))
+    env = dict(os.environ)
+    for variable in ("PYTHONHOME", "PYTHONPATH"):  # would mix another Python's packages into ours
+        env.pop(variable, None)
+    os.execve(python, [str(python), *sys.argv], env)
+
+
+def _create(name: str, home: Path, python: Path) -> None:
+    _say(f"setting up {home} (once)")
+    shutil.rmtree(home, ignore_errors=True)  # left by an interrupted run
+    _run(
+        [sys.executable, "-m", "venv", str(home)],
+        "this Python cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv",
+    )
+    _run(
+        [
+            str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+            "-r", str(REQUIREMENTS / f"{name}.txt"),
+        ],
+        f"pip could not install scripts/requirements/{name}.txt; check the network or pip's index settings, "
+        "then run the command again",
+    )  # fmt: skip
+    (home / _MARK).touch()
+
+
+def _run(command: list[str], hint: str) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        detail = (result.stderr or result.stdout).strip()
+        raise SetupError(f"{hint}\n{detail}" if detail else hint)
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def _fail(message: str) -> NoReturn:
+    _say(f"error: {message}")
+    raise SystemExit(ExitCode.FAILED)
