@@ -3,8 +3,9 @@
 
 ``reexec("qualify")`` at the top of a command returns at once if the running interpreter already is that
 environment's; otherwise it creates ``build/venvs/qualify-<digest>`` from ``scripts/requirements/qualify.txt`` and
-replaces the process by the same command line under it. The digest covers the requirement file, so that a change of
-a pin makes a new environment and never half-updates an old one. Standard library only.
+replaces the process by the same command line under it. What ``qualify-nodeps.txt`` lists, where there is one, is
+installed after it and without dependencies. The digest covers both files, so that a change of a pin makes a new
+environment and never half-updates an old one. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from b12x_overlay.exitcodes import ExitCode
-from b12x_overlay.paths import REQUIREMENTS, build_dir
+from b12x_overlay.paths import REPO, REQUIREMENTS, build_dir
 
 _MARK = ".complete"
 
@@ -30,8 +31,9 @@ class SetupError(RuntimeError):
 
 def environment(name: str) -> Path:
     """Path of the virtual environment *name*, whether or not it exists yet."""
-    requirements = REQUIREMENTS / f"{name}.txt"
-    digest = hashlib.sha256(requirements.read_bytes())
+    digest = hashlib.sha256()
+    for requirements, _ in _requirement_files(name):
+        digest.update(requirements.read_bytes())
     digest.update(f"{sys.version_info[:2]}".encode())
     return build_dir() / "venvs" / f"{name}-{digest.hexdigest()[:12]}"
 
@@ -86,19 +88,32 @@ def _create(name: str, home: Path, python: Path) -> None:
         [sys.executable, "-m", "venv", str(home)],
         "this Python cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv",
     )
-    _run(
-        [
-            str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-            "-r", str(REQUIREMENTS / f"{name}.txt"),
-        ],
-        f"pip could not install scripts/requirements/{name}.txt; check the network or pip's index settings, "
-        "then run the command again",
-    )  # fmt: skip
+    for requirements, options in _requirement_files(name):
+        _say(f"installing {requirements.relative_to(REPO)}")
+        _run(
+            [
+                str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile",
+                "--no-input", *options, "-r", str(requirements),
+            ],
+            f"pip could not install {requirements.relative_to(REPO)}; check the network or pip's index settings, "
+            "then run the command again",
+        )  # fmt: skip
     (home / _MARK).touch()
 
 
+def _requirement_files(name: str) -> list[tuple[Path, list[str]]]:
+    """The files to install from, in order, each with its pip options."""
+    files: list[tuple[Path, list[str]]] = [(REQUIREMENTS / f"{name}.txt", [])]
+    without = REQUIREMENTS / f"{name}-nodeps.txt"
+    if without.exists():
+        files.append((without, ["--no-deps"]))
+    return files
+
+
 def _run(command: list[str], hint: str) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     if result.returncode != 0:
         detail = (result.stderr or result.stdout).strip()
         raise SetupError(f"{hint}\n{detail}" if detail else hint)

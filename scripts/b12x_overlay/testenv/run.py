@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/test: make the test environment, then run pytest in it with the given arguments."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from b12x_overlay import bootstrap
+from b12x_overlay.exitcodes import ExitCode
+from b12x_overlay.paths import REPO
+from b12x_overlay.testenv import sites
+
+USAGE = """\
+usage: scripts/test [--setup-only] [pytest arguments]
+
+Makes the test environment under build/ on first use (Python packages, vLLM 0.33.0's Python code, both b12x
+providers, the patched tree; about 2 GB, a few minutes) and runs pytest in it. Examples:
+
+  scripts/test                 everything that this machine can run
+  scripts/test -m rows         one part: apply, rows, csf, image, sync, qualify, gpu
+  scripts/test --setup-only    only make the environment; prints its interpreter
+
+On a machine without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves 3 GB of CUDA libraries.
+Exit codes: pytest's own, or 4 where the environment cannot be made.
+"""
+
+
+def _become_pytest(python: Path, argv: list[str]) -> NoReturn:
+    os.chdir(REPO)
+    os.execve(python, [str(python), "-m", "pytest", *argv], environment(python))
+
+
+def main(argv: list[str]) -> int:
+    """Set up, then replace this process by pytest; returns only on ``--help``, ``--setup-only`` or failure."""
+    if argv[:1] in (["-h"], ["--help"]):
+        print(USAGE, end="")
+        return ExitCode.OK
+    try:
+        python = bootstrap.ensure("test")
+        sites.ensure_all()
+    except bootstrap.SetupError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ExitCode.FAILED
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    if argv[:1] == ["--setup-only"]:
+        print(python)
+        return ExitCode.OK
+    _become_pytest(python, argv)
+
+
+def environment(python: Path) -> dict[str, str]:
+    """The environment variables that the tests run under."""
+    env = dict(os.environ)
+    env.pop("PYTHONHOME", None)
+    env["PYTHONPATH"] = sites.pythonpath("patched", "b12x-flashinfer")
+    env["PATH"] = os.pathsep.join((str(python.parent), env.get("PATH", os.defpath)))
+    env["PYTHONDONTWRITEBYTECODE"] = ""  # vLLM imports take twice as long without bytecode
+    env.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
+    return env
