@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the CSF tests."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import b12x_overlay.csf.core  # noqa: F401 - makes the package importable as nvfp4_csf
+import pytest
+from b12x_overlay.paths import build_dir
+
+
+@pytest.fixture(scope="session")
+def bundled_csf() -> ModuleType:
+    """The CSF module of the b12x bundled in flashinfer-python, its device check aside (it wants CUDA tensors)."""
+    site = build_dir() / "test-env" / "b12x-flashinfer"
+    if not site.is_dir():
+        pytest.skip(f"{site} is missing; scripts/test --setup-only makes it")
+    sys.path.append(str(site))
+    from b12x._lib.quant import nvfp4_csf
+
+    nvfp4_csf.Nvfp4CsfBatch.validate = lambda self: None
+    return nvfp4_csf
