@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every command shares at the terminal: messages, tables, colour, the one place where errors end.
+
+Human text goes to stderr where a command prints machine output (``--json``), else to stdout; errors and progress
+always go to stderr. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
+
+from b12x_overlay.exitcodes import ExitCode
+
+_COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
+
+EXIT_CODE_HELP = """exit codes:
+  0    done, or nothing to do
+  1    a check says no: not applied, would change, a fault found
+  2    usage
+  3    refused or in conflict; nothing was changed
+  4    unexpected failure (input/output, network, a bug)
+  130  interrupted"""
+
+
+class CommandError(Exception):
+    """An error with its exit code; the message names the file, what was wanted, what was found, what to do."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: ExitCode = ExitCode.REFUSED,
+        reason: str = "refused",
+        hint: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.hint = hint
+
+
+class Console:
+    """Writes human text with or without colour, quietly or in detail, and JSON on stdout."""
+
+    def __init__(self, *, color: str = "auto", verbosity: int = 0, as_json: bool = False) -> None:
+        self.verbosity = verbosity
+        self.as_json = as_json
+        self.out: TextIO = sys.stderr if as_json else sys.stdout
+        self._color = color
+
+    def paint(self, text: str, colour: str, stream: TextIO | None = None) -> str:
+        """*text* in *colour* where *stream* (default: the human output) shows colour."""
+        if not _use_colour(self._color, stream or self.out):
+            return text
+        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
+
+    def say(self, text: str = "") -> None:
+        """A result line; silent with -q."""
+        if self.verbosity >= 0:
+            print(text, file=self.out, flush=True)
+
+    def detail(self, text: str) -> None:
+        """A line for -v, on stderr."""
+        if self.verbosity > 0:
+            print(text, file=sys.stderr, flush=True)
+
+    def progress(self, text: str) -> None:
+        """What a long step is doing, on stderr; silent with -q."""
+        if self.verbosity >= 0:
+            print(text, file=sys.stderr, flush=True)
+
+    def error(self, text: str, hint: str = "") -> None:
+        """An error, always shown, on stderr."""
+        print(f"{self.paint('error:', 'red', sys.stderr)} {text}", file=sys.stderr)
+        if hint:
+            print(f"{self.paint('next:', 'bold', sys.stderr)} {hint}", file=sys.stderr)
+        sys.stderr.flush()
+
+    def json(self, value: Any) -> None:
+        """The machine output: one JSON document on stdout, only with --json."""
+        if self.as_json:
+            json.dump(value, sys.stdout, indent=2, sort_keys=False)
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
+    def table(
+        self,
+        rows: Sequence[Sequence[str]],
+        header: Sequence[str],
+        colour: Callable[[str], str] | None = None,
+    ) -> None:
+        """Left-aligned columns; *colour* maps a cell of the last column to a colour name or ''."""
+        if self.verbosity < 0:
+            return
+        widths = [max(len(str(row[i])) for row in [header, *rows]) for i in range(len(header))]
+        print(self.paint(_row(header, widths), "bold"), file=self.out)
+        for row in rows:
+            line = _row(row, widths)
+            name = colour(row[-1]) if colour else ""
+            if name:
+                line = line[: len(line) - len(row[-1])] + self.paint(row[-1], name)
+            print(line, file=self.out)
+        self.out.flush()
+
+
+def add_common_flags(parser: argparse.ArgumentParser) -> None:
+    """``--json``, ``--color``, ``-v``, ``-q`` as every command has them."""
+    parser.add_argument(
+        "--json", action="store_true", help="machine output on stdout, human text on stderr"
+    )
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="default: auto; NO_COLOR is honoured",
+    )
+    loudness = parser.add_mutually_exclusive_group()
+    loudness.add_argument("-v", "--verbose", action="store_true", help="say more")
+    loudness.add_argument("-q", "--quiet", action="store_true", help="only errors")
+
+
+def console_from(args: argparse.Namespace) -> Console:
+    """The console that the common flags ask for."""
+    return Console(
+        color=args.color, verbosity=int(args.verbose) - int(args.quiet), as_json=args.json
+    )
+
+
+def guarded(console: Console, run: Callable[[], int]) -> int:
+    """Run a command's body and turn its exceptions into messages and exit codes."""
+    try:
+        return int(run())
+    except CommandError as error:
+        console.json({"error": {"reason": error.reason, "message": str(error), "next": error.hint}})
+        console.error(str(error), error.hint)
+        return int(error.code)
+    except KeyboardInterrupt:
+        console.error("interrupted")
+        return int(ExitCode.INTERRUPTED)
+    except BrokenPipeError:  # the reader (head, less) has gone; nothing more to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.OK)
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        message = f"{name}{error.strerror or error}"
+        console.json({"error": {"reason": "io", "message": message, "next": ""}})
+        console.error(message)
+        if console.verbosity > 0:
+            traceback.print_exc()
+        return int(ExitCode.FAILED)
+
+
+def _use_colour(choice: str, stream: TextIO) -> bool:
+    if choice != "auto":
+        return choice == "always"
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(
+        str(cell).ljust(width) for cell, width in zip(cells, widths, strict=True)
+    ).rstrip()
