@@ -7,12 +7,14 @@ a slab yields ``128 * C`` bytes in the F8_128x4 order that b12x's kernels (and v
 scale ``(r, c)`` of the slab at byte ``(c // 4) * 512 + (r % 32) * 16 + (r // 32) * 4 + c % 4``.
 
 * ``fixed``, uint8 ``[E, S, 128 * (1 + C / 2)]``: 128 base bytes, position ``p`` for row ``(p % 4) * 32 + p // 4``,
-  then the code nibbles in F8_128x4 order, low nibble = even byte. Byte ``o`` of the expanded slab is therefore
-  ``base[(o % 512) // 4] + nibble[o]``: consecutive bytes need consecutive bases and nibbles, no gather. A slab is a
+  then ``64 * C`` code bytes. Byte ``o`` of the expanded slab is ``base[(o % 512) // 4] + code[o]``: one base serves a
+  32-bit word, neighbouring words need neighbouring bases, no gather. Code byte ``j`` holds the codes of expanded bytes
+  ``j`` (low nibble) and ``j + 64 * C`` (high nibble): 16 loaded bytes become two 16-byte stores, each contiguous over
+  a warp, by ``(x & 0x0f0f0f0f) + base`` and ``(x >> 4 & 0x0f0f0f0f) + base`` without spreading nibbles. A slab is a
   multiple of 128 bytes long, so every slab starts aligned if the tensor does.
-* ``exceptions``, int32 ``[capacity]``, unsigned words ``byte << 24 | o`` with ``o`` the byte's offset in the
-  expanded slab (not the checkpoint's row-major position: the kernel stores without any arithmetic), increasing
-  within a slab, slabs in order. Words from ``offsets[-1]`` on are slack.
+* ``exceptions``, int32 ``[capacity]``, unsigned words ``byte << 24 | place`` with ``place`` the byte's offset in the
+  expanded plane of its expert (not the checkpoint's row-major position: the kernel stores without any arithmetic),
+  increasing within an expert. Words from ``offsets[-1]`` on are slack.
 * ``offsets``, int32 ``[E * S + 1]``: slab ``t`` owns the exceptions ``[offsets[t], offsets[t + 1])``.
 
 `build` makes planes from checkpoint streams, `streams` is its exact inverse, `expand` the reference of the kernels.
@@ -181,16 +183,22 @@ def _assemble(
     fixed[..., :SLAB_ROWS].view(experts, slabs, 32, 4).copy_(bases.transpose(2, 3))
     # Four columns are two bytes of nibbles: the whole swizzle is a transpose of 16-bit numbers.
     pairs = parts[..., 16:].reshape(experts, slabs, 4, 32, columns // 2).view(torch.int16)
-    native = fixed[..., SLAB_ROWS:].view(torch.int16).view(experts, slabs, columns // 4, 32, 4)
-    native.copy_(pairs.permute(0, 1, 4, 3, 2))
+    swizzled = pairs.permute(0, 1, 4, 3, 2).reshape(experts, slabs, 2, -1).view(torch.uint8)
+    first, second = swizzled.unbind(
+        2
+    )  # halves of the slab; codes of even and odd bytes still share a byte
+    codes = fixed[..., SLAB_ROWS:].view(experts, slabs, 32 * columns, 2)
+    codes[..., 0] = first & 15 | second << 4
+    codes[..., 1] = first >> 4 | second & 240
 
     position = words & _POSITION
     row, column = position // columns, position % columns
     slab = expert * slabs + row // SLAB_ROWS
     row = row % SLAB_ROWS
     offset = (column // 4) * 512 + (row % 32) * 16 + (row // 32) * 4 + column % 4
-    # One key per exception: slab, then offset, with the byte carried along in the lowest bits.
-    key = ((slab << 24 | offset) << 8 | words >> 24).sort().values
+    place = slab % slabs * geometry.scales_per_slab + offset
+    # One key per exception: slab, then place, with the byte carried along in the lowest bits.
+    key = ((slab << 24 | place) << 8 | words >> 24).sort().values
     count = key.numel()
     size = capacity_for(count) if capacity is None else capacity
     if size < count:
@@ -210,17 +218,14 @@ def streams(planes: ScalePlanes, names: Sequence[str] | None = None) -> list[Csf
     fixed = planes.fixed.cpu()
     bases = fixed[..., :SLAB_ROWS].reshape(experts, slabs, 32, 4).transpose(2, 3)
     canonical[..., :16] = bases.reshape(experts, slabs, 8, 16)
-    native = (
-        fixed[..., SLAB_ROWS:]
-        .reshape(-1)
-        .view(torch.int16)
-        .reshape(experts, slabs, columns // 4, 32, 4)
-    )
+    even, odd = fixed[..., SLAB_ROWS:].reshape(experts, slabs, 32 * columns, 2).unbind(-1)
+    swizzled = torch.cat((even & 15 | odd << 4, even >> 4 | odd & 240), -1)
+    native = swizzled.view(torch.int16).reshape(experts, slabs, columns // 4, 32, 4)
     pairs = native.permute(0, 1, 4, 3, 2).contiguous().view(torch.uint8)
     canonical[..., 16:] = pairs.reshape(experts, slabs, 8, 8 * columns)
 
     slab, words = _exception_words(planes)
-    offset = words & _POSITION
+    offset = (words & _POSITION) % geometry.scales_per_slab
     block, rest = offset // 512, offset % 512
     row = (slab % slabs) * SLAB_ROWS + rest % 16 // 4 * 32 + rest // 16
     position = row * columns + block * 4 + rest % 4
@@ -250,13 +255,14 @@ def expand(planes: ScalePlanes) -> torch.Tensor:
     bases = (
         fixed[:, None, :SLAB_ROWS, None].expand(-1, geometry.columns // 4, -1, 4).reshape(-1, size)
     )
-    nibbles = fixed[:, SLAB_ROWS:]
-    out[:, 0::2] = nibbles & 15
-    out[:, 1::2] = nibbles >> 4
+    codes = fixed[:, SLAB_ROWS:]
+    out[:, : size // 2] = codes & 15
+    out[:, size // 2 :] = codes >> 4
     out += bases
     slab, words = _exception_words(planes)
     values = (words >> 24).to(torch.uint8).to(out.device)
-    out.view(-1)[(slab * size + (words & _POSITION)).to(out.device)] = values
+    out = out.view(experts, slabs * size)
+    out[(slab // slabs).to(out.device), (words & _POSITION).to(out.device)] = values
     return out.view(experts, geometry.rows, geometry.columns)
 
 
