@@ -18,35 +18,40 @@ class Geometry:
 
     E: int = 8
     H: int = 512
-    I: int = 256  # noqa: E741 (the papers' name)
+    I: int = 256
     topk: int = 2
     dtype: torch.dtype = torch.bfloat16
 
 
 def make_layer(
-    algo: str = "NVFP4", geometry: Geometry = Geometry(), backend: str = "b12x", **layer: Any
+    algo: str = "NVFP4",
+    geometry: Geometry = Geometry(),
+    backend: str = "b12x",
+    prefix: str = "model.layers.0.mlp.experts",
+    **layer: Any,
 ) -> Any:
-    """A layer whose ``quant_method`` is a real ModelOptNvFp4FusedMoE and whose parameters exist, unfilled.
+    """A real RoutedExperts layer on CPU whose parameters exist and are not filled.
 
     *algo* is the checkpoint's ``quant_algo``: ``"NVFP4"`` (calibrated) or ``"W4A16_NVFP4"`` (weight only).
-    *layer* overrides attributes of the layer, for example ``apply_router_weight_on_input=True``.
+    *layer* goes to RoutedExperts, for example ``apply_router_weight_on_input=True``. Its ``quant_method`` is a real
+    ModelOptNvFp4FusedMoE; ``process_weights_after_loading`` has not been called.
     """
+    from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
     from vllm.model_executor.layers.fused_moe.config import (
         FusedMoEConfig,
         FusedMoEParallelConfig,
         RoutingMethodType,
     )
-    from vllm.model_executor.layers.quantization.modelopt import (
-        ModelOptNvFp4Config,
-        ModelOptNvFp4FusedMoE,
-    )
+    from vllm.model_executor.layers.fused_moe.expert_map_manager import ExpertMapManager
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+    from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config
 
     from support import sm120
 
     if backend == "b12x":
         sm120.allow_b12x()
-    config = ModelOptNvFp4Config(quant_method=algo, is_checkpoint_nvfp4_serialized=True)
+    parallel = FusedMoEParallelConfig.make_no_parallel()
     moe = FusedMoEConfig(
         num_experts=geometry.E,
         experts_per_token=geometry.topk,
@@ -57,36 +62,31 @@ def make_layer(
         activation=MoEActivation.SILU,
         device="cpu",
         routing_method=RoutingMethodType.Renormalize,
-        moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
+        moe_parallel_config=parallel,
         in_dtype=geometry.dtype,
         moe_backend=backend,
     )
-    module = torch.nn.Module()
-    attributes: dict[str, Any] = {
-        "activation": MoEActivation.SILU,
-        "apply_router_weight_on_input": False,
-        "swiglu_limit": None,
-        "swiglu_alpha": None,
-        "swiglu_beta": None,
-        "global_num_experts": geometry.E,
-        "expert_map": None,
-        "layer_name": "model.layers.0.mlp.experts",
-        "_expert_routing_tables": lambda: None,
-        **layer,
-    }
-    for name, value in attributes.items():
-        setattr(module, name, value)
-    module.quant_method = ModelOptNvFp4FusedMoE(config, moe)
-    module.quant_method.create_weights(
-        module,
-        num_experts=geometry.E,
-        hidden_size=geometry.H,
-        intermediate_size_per_partition=geometry.I,
-        params_dtype=geometry.dtype,
-        weight_loader=lambda *args, **kwargs: None,
+    experts = ExpertMapManager(
+        max_num_batched_tokens=64,
+        top_k=geometry.topk,
         global_num_experts=geometry.E,
+        num_redundant_experts=0,
+        num_expert_group=None,
+        moe_parallel_config=parallel,
+        placement_strategy="linear",
+        enable_eplb=False,
     )
-    return module
+    with set_current_vllm_config(VllmConfig()):
+        return RoutedExperts(
+            layer_name=prefix,
+            params_dtype=geometry.dtype,
+            moe_config=moe,
+            quant_config=ModelOptNvFp4Config(
+                quant_method=algo, is_checkpoint_nvfp4_serialized=True
+            ),
+            expert_map_manager=experts,
+            **layer,
+        )
 
 
 def fill_weights(layer: Any, seed: int = 0) -> None:

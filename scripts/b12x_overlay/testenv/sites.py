@@ -64,7 +64,7 @@ def ensure_all() -> None:
 def patch_set_digest() -> str:
     """sha256 over the names and bytes of everything in patches/ and overlay/, and of the code that applies it."""
     digest = hashlib.sha256()
-    for root in (PATCHES, OVERLAY, REPO / "scripts" / "b12x_overlay" / "apply"):
+    for root in (PATCHES, OVERLAY, REPO / "scripts" / "b12x_overlay" / "patching"):
         for path in sorted(root.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 content = path.read_bytes()
@@ -119,7 +119,8 @@ def _patch(to: Path) -> None:
     shutil.copytree(site("stock"), to, copy_function=os.link, dirs_exist_ok=True)
     (to / _STAMP).unlink()
     script = REPO / "scripts" / "apply-patches"
-    if not script.exists():  # TODO: until the patch set lands
+    if not script.exists():  # TODO: goes when scripts/apply-patches lands
+        _patch_in_place(to)
         return
     command = [sys.executable, str(script), "apply", "--target", str(to)]
     result = subprocess.run(
@@ -128,6 +129,21 @@ def _patch(to: Path) -> None:
     if result.returncode != 0:
         output = f"{result.stdout}{result.stderr}".strip()
         raise SetupError(f"the patch set does not apply: {' '.join(command)}\n{output}")
+
+
+def _patch_in_place(to: Path) -> None:
+    from b12x_overlay.patching import hunks, patchset
+
+    patch_set = patchset.load(PATCHES, OVERLAY)
+    for path, chain in patch_set.chains.items():
+        data = (to / path).read_bytes()
+        for patch, _ in chain:
+            data = hunks.apply(patch.diff_of(path), data)
+        (to / path).unlink()
+        (to / path).write_bytes(data)
+    for file in patch_set.overlay:
+        (to / file.path).parent.mkdir(parents=True, exist_ok=True)
+        (to / file.path).write_bytes(file.data)
 
 
 @contextmanager

@@ -40,12 +40,6 @@ def vllm_wheel(machine: str = "") -> Wheel:
         SetupError: vLLM has no wheel for this machine.
     """
     machine = machine or platform.machine()
-    if not (PATCHES / "patchset.toml").exists():  # TODO: until the patch set lands
-        return Wheel(
-            "vllm==0.33.0",
-            "vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl",
-            "4b6bdec4ab269990bf70d45a3c1e94c3760a27064513760193b26d6f0da883aa",
-        )
     patchset = tomllib.loads((PATCHES / "patchset.toml").read_text(encoding="utf-8"))
     pin: dict[str, Any] = patchset["pin"]
     for wheel in pin["wheels"]:
