@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The canonical-to-beta sync behind scripts/sync-beta."""
