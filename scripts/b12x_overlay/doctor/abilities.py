@@ -56,7 +56,10 @@ def _entry_points(source: str) -> set[str]:
     """The strings of ``META = OpMeta(entry_points=(...))``."""
     for node in ast.walk(_parse(source)):
         if isinstance(node, ast.keyword) and node.arg == "entry_points":
-            return {item.value for item in ast.walk(node.value) if isinstance(item, ast.Constant) and item.value}
+            constants = [
+                item.value for item in ast.walk(node.value) if isinstance(item, ast.Constant)
+            ]
+            return {value for value in constants if isinstance(value, str)}
     return set()
 
 

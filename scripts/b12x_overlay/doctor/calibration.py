@@ -37,11 +37,17 @@ def judge(experts: int, scales: Mapping[str, Mapping[int, float]]) -> Calibratio
         missing = [expert for expert in range(experts) if expert not in values]
         if missing:
             return Calibration(False, f"no {half} input scale in {_some(missing)}")
-        bad = [expert for expert, value in values.items() if not (math.isfinite(value) and value > 0)]
+        bad = [
+            expert for expert, value in values.items() if not (math.isfinite(value) and value > 0)
+        ]
         if bad:
-            return Calibration(False, f"{half} input scale {values[bad[0]]!r} in {_some(sorted(bad))}")
+            return Calibration(
+                False, f"{half} input scale {values[bad[0]]!r} in {_some(sorted(bad))}"
+            )
     if all(value == 1.0 for values in scales.values() for value in values.values()):
-        return Calibration(False, "all input scales are 1.0, the placeholder of an uncalibrated export")
+        return Calibration(
+            False, "all input scales are 1.0, the placeholder of an uncalibrated export"
+        )
     return Calibration(True)
 
 

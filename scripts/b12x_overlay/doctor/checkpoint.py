@@ -18,7 +18,14 @@ from b12x_overlay.doctor.safetensors import CheckpointError, ScalarReader, Tenso
 
 _EXPERT = re.compile(r"^(.+\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.(.+)$")
 _FUSED = re.compile(r"^(.+\.experts)\.(gate_up_proj|w13|down_proj|w2)[._](input_scale)$")
-_HALF = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
+_HALF = {
+    "gate_proj": "gate",
+    "w1": "gate",
+    "up_proj": "up",
+    "w3": "up",
+    "down_proj": "down",
+    "w2": "down",
+}
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _CSF_STREAM = "weight_scale.nvfp4_csf_fixed"
 _CSF_SCHEMA = "lil-nvfp4-csf-checkpoint/"
@@ -57,7 +64,9 @@ class Checkpoint:
     @property
     def csf(self) -> bool:
         """Some layer's scales are CSF streams, whatever the config says."""
-        return self.bare_container or bool(self.quant.csf) or any(layer.csf for layer in self.layers)
+        return (
+            self.bare_container or bool(self.quant.csf) or any(layer.csf for layer in self.layers)
+        )
 
 
 def locate(model: str, environ: Mapping[str, str], revision: str = "main") -> Path:
@@ -71,18 +80,26 @@ def locate(model: str, environ: Mapping[str, str], revision: str = "main") -> Pa
         return folder.resolve()
     if folder.exists():
         raise CheckpointError(f"{folder} is no folder: give the folder that holds config.json")
-    home = Path(environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    cache = Path(environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub").expanduser()
+    home = Path(
+        environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    )
+    cache = Path(
+        environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub"
+    ).expanduser()
     repository = cache / ("models--" + model.strip("/").replace("/", "--"))
     reference = repository / "refs" / revision
     commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else revision
     snapshot = repository / "snapshots" / commit
     if commit and snapshot.is_dir():
         return snapshot
-    raise CheckpointError(f"{model} is no folder here and not in {cache}: give --checkpoint FOLDER, or download it first")
+    raise CheckpointError(
+        f"{model} is no folder here and not in {cache}: give --checkpoint FOLDER, or download it first"
+    )
 
 
-def read(folder: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> Checkpoint:
+def read(
+    folder: Path, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Checkpoint:
     """Read the checkpoint in *folder*; *progress* gets (files read, files in all).
 
     Raises:
@@ -92,7 +109,9 @@ def read(folder: Path, progress: Callable[[int, int], None] = lambda done, total
     if manifest.is_file() and str(_json(manifest).get("schema", "")).startswith(_CSF_SCHEMA):
         config = _config(folder / "metadata" / "config.json")
         quant = quantconfig.read(config, None)
-        layers = _layers(sorted((folder / "tensors").glob("*.safetensors")), config, quant, progress)
+        layers = _layers(
+            sorted((folder / "tensors").glob("*.safetensors")), config, quant, progress
+        )
         return Checkpoint(folder, quant, config, layers, bare_container=True)
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json: give the folder of the checkpoint")
@@ -103,7 +122,9 @@ def read(folder: Path, progress: Callable[[int, int], None] = lambda done, total
     if quant.csf == "container":
         root = Path(quant.checkpoint_root)
         if not (root / "tensors").is_dir():
-            raise CheckpointError(f"{folder / 'config.json'}: checkpoint_root {root} is no CSF container here")
+            raise CheckpointError(
+                f"{folder / 'config.json'}: checkpoint_root {root} is no CSF container here"
+            )
         files += sorted((root / "tensors").glob("*.safetensors"))
     return Checkpoint(folder, quant, config, _layers(files, config, quant, progress))
 
@@ -128,7 +149,11 @@ def _files(folder: Path) -> list[Path]:
 def _config(path: Path) -> dict[str, Any]:
     config = _json(path)
     text = config.get("text_config")
-    return {**config, **{k: v for k, v in text.items() if v is not None}} if isinstance(text, dict) else config
+    return (
+        {**config, **{k: v for k, v in text.items() if v is not None}}
+        if isinstance(text, dict)
+        else config
+    )
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -154,7 +179,10 @@ class _Raw:
 
 
 def _layers(
-    files: list[Path], config: dict[str, Any], quant: QuantConfig, progress: Callable[[int, int], None]
+    files: list[Path],
+    config: dict[str, Any],
+    quant: QuantConfig,
+    progress: Callable[[int, int], None],
 ) -> tuple[ExpertLayer, ...]:
     raw: dict[str, _Raw] = {}
     for done, file in enumerate(files):
@@ -170,8 +198,14 @@ def _layers(
         experts = max(len(found.experts), max(found.experts, default=-1) + 1, found.fused_experts)
         halves = ("gate", "up", "down") if found.gated else ("gate", "down")
         scales = {half: values[prefix].get(half, {}) for half in halves}
-        draft = (isinstance(last, int) and _index(prefix) >= last) or "mtp" in prefix.lower().split(".")
-        layers.append(ExpertLayer(prefix, draft, quant.recipe(prefix), experts, judge(experts, scales), found.csf))
+        draft = (isinstance(last, int) and _index(prefix) >= last) or "mtp" in prefix.lower().split(
+            "."
+        )
+        layers.append(
+            ExpertLayer(
+                prefix, draft, quant.recipe(prefix), experts, judge(experts, scales), found.csf
+            )
+        )
     return tuple(layers)
 
 
@@ -221,7 +255,11 @@ def _worst(data: tuple[float, ...]) -> float:
 
 
 def _spread(
-    values: dict[str, dict[int, float]], name: str, info: TensorInfo, data: tuple[float, ...], layer: _Raw
+    values: dict[str, dict[int, float]],
+    name: str,
+    info: TensorInfo,
+    data: tuple[float, ...],
+    layer: _Raw,
 ) -> None:
     """Input scales of all experts in one tensor: [E], [E, 1], [E, 2] (gate, up), or one for all."""
     columns = info.shape[1] if len(info.shape) > 1 else 1

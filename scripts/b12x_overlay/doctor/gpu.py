@@ -75,23 +75,35 @@ def detect(environ: Mapping[str, str] | None = None, library: str = _LIBRARY) ->
         nvml = ctypes.CDLL(library)
         status = nvml.nvmlInit_v2()
     except (OSError, AttributeError):
-        return Gpus(error=f"no NVIDIA driver: {library} cannot be loaded")
+        return Gpus(error=f"no NVIDIA driver here: {library} cannot be loaded")
     if status != 0:
-        return Gpus(error=f"NVML answers error {status}: driver and library differ, or no GPU is passed through")
+        return Gpus(
+            error=f"NVML answers error {status}: driver and library differ, or no GPU is passed through"
+        )
     try:
         return _read(nvml, os.environ if environ is None else environ)
+    except AttributeError as error:  # a function that a very old library lacks
+        return Gpus(error=f"the NVIDIA driver is too old: {error}")
     finally:
         nvml.nvmlShutdown()
 
 
-def findings(gpus: Gpus, torch_cuda: str | None, needed: bool) -> list[Finding]:
+def findings(
+    gpus: Gpus, torch_cuda: str | None, needed: bool, environ: Mapping[str, str]
+) -> list[Finding]:
     """What to tell: *needed* is whether something that was asked for runs on the GPU."""
     missing = Level.PROBLEM if needed else Level.WARNING
     if gpus.error:
-        return [Finding("gpu", missing, gpus.error, "run on the GPU machine; in a container: --gpus all")]
+        return [
+            Finding(
+                "gpu", missing, gpus.error, "run on the GPU machine; in a container: --gpus all"
+            )
+        ]
     if not gpus.visible:
         text = "no GPU is visible" + (" (CUDA_VISIBLE_DEVICES hides all)" if gpus.devices else "")
-        return [Finding("gpu", missing, text, "in a container: --gpus all; check CUDA_VISIBLE_DEVICES")]
+        return [
+            Finding("gpu", missing, text, "in a container: --gpus all; check CUDA_VISIBLE_DEVICES")
+        ]
     found = []
     for device in gpus.visible:
         sm = f"SM{device.capability[0]}{device.capability[1]}"
@@ -101,9 +113,14 @@ def findings(gpus: Gpus, torch_cuda: str | None, needed: bool) -> list[Finding]:
             text = f"GPU {device.index}: {device.name} is {sm}; b12x kernels run on SM120 and SM121 only"
             fix = "use an RTX PRO 6000 Blackwell, another SM120 card or a DGX Spark"
             found.append(Finding("gpu", missing, text, fix))
-    if len({device.capability for device in gpus.visible}) > 1:
-        fix = "choose with CUDA_VISIBLE_DEVICES"
-        found.append(Finding("gpu", Level.WARNING, "the visible GPUs are of different kinds", fix))
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    if (
+        len({device.name for device in gpus.devices}) > 1
+        and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
+    ):
+        text = "GPUs of different kinds: CUDA numbers them by speed, not as listed here"
+        if chosen is None or any(part.strip().isdigit() for part in chosen.split(",")):
+            found.append(Finding("gpu", Level.WARNING, text, "set CUDA_DEVICE_ORDER=PCI_BUS_ID"))
     found += _driver_findings(gpus, torch_cuda)
     return found
 
@@ -139,13 +156,30 @@ def _read(nvml: ctypes.CDLL, environ: Mapping[str, str]) -> Gpus:
         if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != 0:
             continue  # no permission for this one: it is not ours
         major, minor = ctypes.c_int(), ctypes.c_int()
-        if nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor)) != 0:
+        if (
+            nvml.nvmlDeviceGetCudaComputeCapability(
+                handle, ctypes.byref(major), ctypes.byref(minor)
+            )
+            != 0
+        ):
             continue
         memory = _Memory()
         known = nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
-        name, uuid = _string(nvml.nvmlDeviceGetName, handle), _string(nvml.nvmlDeviceGetUUID, handle)
+        name, uuid = (
+            _string(nvml.nvmlDeviceGetName, handle),
+            _string(nvml.nvmlDeviceGetUUID, handle),
+        )
         capability = (major.value, minor.value)
-        found.append(Gpu(index, name or "unnamed", uuid or "", capability, memory.total if known else None, True))
+        found.append(
+            Gpu(
+                index,
+                name or "unnamed",
+                uuid or "",
+                capability,
+                memory.total if known else None,
+                True,
+            )
+        )
     return Gpus(_mark_visible(found, environ.get("CUDA_VISIBLE_DEVICES")), driver, cuda)
 
 
@@ -155,11 +189,20 @@ def _mark_visible(devices: list[Gpu], variable: str | None) -> tuple[Gpu, ...]:
         return tuple(devices)
     shown: set[int] = set()
     for entry in (part.strip() for part in variable.split(",")):
-        hits = [d.index for d in devices if entry and (str(d.index) == entry or d.uuid.startswith(entry))]
+        hits = [
+            d.index
+            for d in devices
+            if entry and (str(d.index) == entry or d.uuid.startswith(entry))
+        ]
+        if entry.startswith("MIG-"):  # a slice's UUID does not name its GPU
+            hits = [d.index for d in devices]
         if not hits:
             break
         shown.update(hits)
-    return tuple(Gpu(d.index, d.name, d.uuid, d.capability, d.memory_bytes, d.index in shown) for d in devices)
+    return tuple(
+        Gpu(d.index, d.name, d.uuid, d.capability, d.memory_bytes, d.index in shown)
+        for d in devices
+    )
 
 
 def _string(function: ctypes._NamedFuncPointer, *handle: ctypes.c_void_p) -> str | None:

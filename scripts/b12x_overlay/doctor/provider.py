@@ -76,7 +76,9 @@ def detect() -> Provider:
         locations = list(spec.submodule_search_locations or [])
         return Provider("broken", root=Path(locations[0]) if locations else None)
     origin = Path(spec.origin).resolve()
-    owners = {d.name: d for name in (FLASHINFER, PYPI) if (d := packages.find(name)) and _owns(d, origin)}
+    owners = {
+        d.name: d for name in (FLASHINFER, PYPI) if (d := packages.find(name)) and _owns(d, origin)
+    }
     name, version = "unknown", None
     for owner in owners.values():
         if _record_digest(owner) == _digest(origin):
@@ -97,7 +99,16 @@ def findings(provider: Provider, wanted_flashinfer: str | None) -> list[Finding]
     version = wanted_flashinfer or (flashinfer.version if flashinfer else "0.7.2.post1")
     repair = f"pip install --force-reinstall --no-deps flashinfer-python=={version}"
     if provider.name == "none":
-        return [Finding("b12x", Level.PROBLEM, "no module named b12x: the b12x MoE backend cannot run", repair)]
+        if wanted_flashinfer is None:
+            return [Finding("b12x", Level.NOTE, "no module named b12x, and no vllm that needs it")]
+        return [
+            Finding(
+                "b12x",
+                Level.PROBLEM,
+                "no module named b12x: the b12x MoE backend cannot run",
+                repair,
+            )
+        ]
     if provider.name == "broken":
         text = f"b12x is incomplete ({provider.origin or provider.root}): an uninstall took files of the other provider"
         return [Finding("b12x", Level.PROBLEM, text, repair)]

@@ -58,24 +58,33 @@ class QuantConfig:
 def read(config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] | None) -> QuantConfig:
     """From ``config.json`` (root or ``text_config``) and, if that has none, ``hf_quant_config.json``."""
     text = config.get("text_config")
-    entry = config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
+    entry = config.get("quantization_config") or (
+        text.get("quantization_config") if isinstance(text, dict) else None
+    )
     if not isinstance(entry, dict):
         entry = {"quant_method": "modelopt", **hf_quant_config} if hf_quant_config else None
     if not entry:
         return QuantConfig()
     if entry.get("quant_method") == CSF_METHOD:
         source = entry.get("source_quantization_config")
-        inner = read({"quantization_config": source}, None) if isinstance(source, dict) else QuantConfig()
+        inner = (
+            read({"quantization_config": source}, None)
+            if isinstance(source, dict)
+            else QuantConfig()
+        )
         root = str(entry.get("checkpoint_root", ""))
         return QuantConfig(inner.method, inner.algo, "container", root, inner.layers, inner.ignored)
-    inner_entry = entry.get("quantization") if isinstance(entry.get("quantization"), dict) else entry
+    nested = entry.get("quantization")
+    inner_entry: dict[str, Any] = nested if isinstance(nested, dict) else entry
     method = str(entry.get("quant_method", "")).lower()
     algo = str(inner_entry.get("quant_algo", "")).upper() if method.startswith("modelopt") else ""
     if algo == "NVFP4" and _weights_only(entry.get("config_groups")):
         algo = "W4A16_NVFP4"
     layers = inner_entry.get("quantized_layers") or {}
     ignored = inner_entry.get("ignore") or inner_entry.get("exclude_modules") or []
-    encoded = any(isinstance(e, dict) and e.get("weight_scale_encoding") == "csf" for e in layers.values())
+    encoded = any(
+        isinstance(e, dict) and e.get("weight_scale_encoding") == "csf" for e in layers.values()
+    )
     return QuantConfig(
         method,
         algo,
@@ -91,7 +100,10 @@ def _weights_only(groups: object) -> bool:
     return (
         isinstance(groups, dict)
         and bool(groups)
-        and all(isinstance(group, dict) and group.get("input_activations") is None for group in groups.values())
+        and all(
+            isinstance(group, dict) and group.get("input_activations") is None
+            for group in groups.values()
+        )
     )
 
 

@@ -46,7 +46,9 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
             prefix = stream.read(8)
             length = int.from_bytes(prefix, "little")
             if len(prefix) < 8 or length > min(size - 8, _MAX_HEADER):
-                raise CheckpointError(f"{path}: not a safetensors file, or its download is incomplete ({size} bytes)")
+                raise CheckpointError(
+                    f"{path}: not a safetensors file, or its download is incomplete ({size} bytes)"
+                )
             header = json.loads(stream.read(length))
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
@@ -61,7 +63,9 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     for name, entry in header.items():
         info = _info(path, name, entry, 8 + length)
         if info.end > size:
-            raise CheckpointError(f"{path}: cut short: {name} ends at byte {info.end}, the file has {size}")
+            raise CheckpointError(
+                f"{path}: cut short: {name} ends at byte {info.end}, the file has {size}"
+            )
         tensors[name] = info
     return tensors, metadata
 
@@ -69,7 +73,13 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
 def _info(path: Path, name: str, entry: Any, base: int) -> TensorInfo:
     try:
         begin, end = entry["data_offsets"]
-        return TensorInfo(path, str(entry["dtype"]), tuple(map(int, entry["shape"])), base + int(begin), base + int(end))
+        return TensorInfo(
+            path,
+            str(entry["dtype"]),
+            tuple(map(int, entry["shape"])),
+            base + int(begin),
+            base + int(end),
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: the header entry of {name} is malformed") from error
 
@@ -92,7 +102,9 @@ class ScalarReader:
         for extent in info.shape:
             count *= extent
         if width is None or info.end - info.begin != width * count:
-            raise CheckpointError(f"{info.file}: {info.dtype}{list(info.shape)} is no float tensor of its byte range")
+            raise CheckpointError(
+                f"{info.file}: {info.dtype}{list(info.shape)} is no float tensor of its byte range"
+            )
         if info.file != self._path:
             self.close()
             self._descriptor = os.open(info.file, os.O_RDONLY | os.O_CLOEXEC)

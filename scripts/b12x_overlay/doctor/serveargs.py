@@ -33,7 +33,15 @@ _INTEGERS = {
     "tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "prefill-context-parallel-size",
     "decode-context-parallel-size", "ubatch-size", "max-num-seqs", "max-num-batched-tokens",
 }  # fmt: skip
-_TEXTS = {"model", "moe-backend", "quantization", "load-format", "config", "cpu-offload-gb", "revision"}
+_TEXTS = {
+    "model",
+    "moe-backend",
+    "quantization",
+    "load-format",
+    "config",
+    "cpu-offload-gb",
+    "revision",
+}
 _SUFFIXES = {"k": 1000, "K": 1024, "m": 10**6, "M": 2**20}
 
 
@@ -101,7 +109,10 @@ def parse(command: list[str]) -> tuple[ServeArgs, list[Finding]]:
         moe_backend=_name(backend),
         quantization=str(raw.get("quantization", "")),
         load_format=str(raw.get("load-format", "auto")),
-        draft_tokens=_integer("speculative-config.num_speculative_tokens", str(draft.get("num_speculative_tokens") or 0)),
+        draft_tokens=_integer(
+            "speculative-config.num_speculative_tokens",
+            str(draft.get("num_speculative_tokens") or 0),
+        ),
         draft_moe_backend=_name(draft.get("moe_backend") or ""),
         raw=raw,
     )
@@ -114,8 +125,8 @@ def _collect(words: list[str], raw: dict[str, Any]) -> None:
         if not word.startswith("-"):
             continue  # the value of a flag that is of no interest
         key, equals, value = word.partition("=")
-        name, *path = _SHORT.get(key, key.removeprefix("--")).split(".")
-        name = name.replace("_", "-")
+        name, *path = key.split(".")
+        name = _SHORT.get(name, name.removeprefix("--")).replace("_", "-")
         negated = name.removeprefix("no-") in _SWITCHES and name.startswith("no-")
         if negated or name in _SWITCHES:
             raw[name.removeprefix("no-")] = not negated
@@ -182,7 +193,9 @@ def _config_file(path: Path, found: list[Finding]) -> dict[str, Any]:
         name, value = key.strip().replace("_", "-"), value.strip().strip("'\"")
         if line[0].isspace() or not colon or (name in _JSON and not value):
             note = f"{path}: nested values are not read by doctor (line {line.strip()!r})"
-            found.append(Finding("flags", Level.WARNING, note, "give those flags on the command line"))
+            found.append(
+                Finding("flags", Level.WARNING, note, "give those flags on the command line")
+            )
             continue
         if name in _SWITCHES:
             values[name] = value.lower() in ("true", "yes", "on", "1")

@@ -45,8 +45,13 @@ class Settings:
     given: dict[str, str]
 
 
-def read(environ: Mapping[str, str]) -> tuple[Settings, list[Finding]]:
-    """Parse *environ*; malformed and unknown values come back as findings."""
+def read(
+    environ: Mapping[str, str], registered: frozenset[str] = frozenset()
+) -> tuple[Settings, list[Finding]]:
+    """Parse *environ*; malformed and unknown values come back as findings.
+
+    *registered* are the names that the installed vllm knows, see :func:`registered_in_vllm`; empty: unknown.
+    """
     found: list[Finding] = []
     settings = Settings(
         arm=_positive(environ, ARM, found),
@@ -65,7 +70,7 @@ def read(environ: Mapping[str, str]) -> tuple[Settings, list[Finding]]:
     if FORK_SWITCH in environ:
         text = f"{FORK_SWITCH} is the switch of b12x builds that take a4_prefill; this project's switch is {ARM}"
         found.append(Finding("settings", Level.NOTE, text, f"set {ARM}=1 (on) or unset it (off)"))
-    found += _unknown(environ)
+    found += _unknown(environ, registered)
     return settings, found
 
 
@@ -98,14 +103,15 @@ def _force_a16(environ: Mapping[str, str], found: list[Finding]) -> bool | None:
         return bool(int(text))
     except ValueError:
         what = f"{FORCE_A16}={text!r}: vLLM reads it with int() and stops with a ValueError"
-        found.append(Finding("settings", Level.PROBLEM, what, f"set {FORCE_A16}=1 or {FORCE_A16}=0"))
+        found.append(
+            Finding("settings", Level.PROBLEM, what, f"set {FORCE_A16}=1 or {FORCE_A16}=0")
+        )
         return None
 
 
-def _unknown(environ: Mapping[str, str]) -> list[Finding]:
+def _unknown(environ: Mapping[str, str], registered: frozenset[str]) -> list[Finding]:
     """Names that look like ours but are not, and names that the installed vllm has not registered."""
     found = []
-    registered = _registered()
     known = {*OURS, FORCE_A16, FORK_SWITCH}
     for name in sorted(environ):
         close = difflib.get_close_matches(name, [*OURS, FORCE_A16], n=1, cutoff=0.85)
@@ -119,11 +125,11 @@ def _unknown(environ: Mapping[str, str]) -> list[Finding]:
     return found
 
 
-def _registered() -> set[str]:
-    """The names in the installed ``vllm/envs.py``, empty without vllm."""
+def registered_in_vllm() -> frozenset[str]:
+    """The names in the installed ``vllm/envs.py``, empty without vllm; vLLM warns of any other VLLM_ name."""
     folder = packages.package_folder("vllm")
     try:
         text = (folder / "envs.py").read_text(encoding="utf-8", errors="replace") if folder else ""
     except OSError:
-        return set()
-    return set(re.findall(r'^\s*"([A-Z][A-Z0-9_]+)"\s*:', text, re.MULTILINE))
+        return frozenset()
+    return frozenset(re.findall(r'^\s*"([A-Z][A-Z0-9_]+)"\s*:', text, re.MULTILINE))
