@@ -1,0 +1,532 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/convert-csf on small checkpoints: round trip, resume, verification, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from b12x_overlay.csf import cli, convert, files
+from b12x_overlay.csf.core import codec, container, shards
+from b12x_overlay.paths import REPO
+from csf import checkpoints
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+COMPRESSED = 2 * 2 * 3  # layers, experts, projections
+
+
+def run(*arguments: object) -> int:
+    return cli.main(["--quiet", *map(str, arguments)])
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()
+    }
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    checkpoints.small(tmp_path / "source")
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def made(source: Path, tmp_path: Path) -> Path:
+    assert run(source, tmp_path / "csf") == 0
+    return tmp_path / "csf"
+
+
+def test_round_trip_is_bit_for_bit(source: Path, made: Path, tmp_path: Path) -> None:
+    before = files_of(source)
+    assert run("--verify", made) == 0
+    assert run("--restore", made, tmp_path / "back") == 0
+    assert files_of(tmp_path / "back") == before
+    assert files_of(source) == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["back", "csf", "source"]
+
+
+def test_container_holds_what_the_format_page_says(source: Path, made: Path) -> None:
+    manifest = json.loads((made / "manifest.json").read_text())
+    contract = json.loads((made / "build-contract.json").read_text())
+    assert manifest["schema"] == contract["schema"] == "lil-nvfp4-csf-checkpoint/1"
+    assert manifest["codec"] == contract["codec"] == "byte-window4-fixed-stream-u24-exceptions/1"
+    assert manifest["family"] == contract["family"] == "qwen3_moe_nvfp4"
+    index = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
+    assert contract["source_names"] == index
+    assert not (made / "model.safetensors.index.json").exists()
+    assert set(manifest["metadata_sha256"]) == {
+        "config.json", "tokenizer.json", "model.safetensors.index.json",
+    }  # fmt: skip
+    seen = 0
+    for record in manifest["shards"]:
+        receipt = json.loads((made / "receipts" / f"{record['file']}.json").read_text())
+        assert {key: receipt[key] for key in record} == record
+        original = load_file(source / record["file"])
+        with safe_open(made / "tensors" / record["file"], "pt") as shard:
+            assert shard.metadata() == {
+                "format": "pt", "schema": manifest["schema"], "codec": manifest["codec"],
+            }  # fmt: skip
+            names = set(shard.keys())
+            for name, tensor in original.items():
+                if name in names:
+                    assert checkpoints.as_bytes(shard.get_tensor(name)) == checkpoints.as_bytes(
+                        tensor
+                    )
+                    continue
+                seen += 1
+                assert name.endswith(".weight_scale") and ".layers.2." not in name
+                fixed = shard.get_tensor(name + ".nvfp4_csf_fixed")
+                words = shard.get_tensor(name + ".nvfp4_csf_exceptions")
+                assert (fixed.dtype, words.dtype) == (torch.uint8, torch.uint32)
+                decoded = codec.decode(codec.CsfStreams(*tensor.shape, fixed, words))
+                assert checkpoints.as_bytes(decoded) == checkpoints.as_bytes(tensor)
+    assert seen == COMPRESSED
+
+
+def add_tensor(root: Path, name: str, tensor: torch.Tensor) -> None:
+    path = sorted(root.glob("*.safetensors"))[0]
+    edit_header(path, lambda tensors: tensors.update({name: tensor}))
+    index = json.loads((root / "model.safetensors.index.json").read_text())
+    index["weight_map"][name] = path.name
+    (root / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_data_is_aligned_to_its_type(source: Path, tmp_path: Path) -> None:
+    add_tensor(source, "a.first", torch.zeros(3, dtype=torch.uint8))
+    add_tensor(source, "counter", torch.zeros(1, dtype=torch.int64))
+    assert run(source, tmp_path / "csf") == 0
+    for path in (tmp_path / "csf" / "tensors").iterdir():
+        for entry in container.read_header(path).entries.values():
+            assert entry.begin % shards.ITEM_BYTES[entry.dtype] == 0
+
+
+def test_single_file_checkpoints(tmp_path: Path) -> None:
+    root = tmp_path / "source"
+    checkpoints.small(root, shards=1)
+    (root / "model.safetensors.index.json").unlink()
+    (root / "model-00001-of-00001.safetensors").rename(root / "model.safetensors")
+    assert run(root, tmp_path / "csf") == 0
+    assert run("--restore", tmp_path / "csf", tmp_path / "back") == 0
+    assert files_of(tmp_path / "back") == files_of(root)
+
+
+def test_links_are_followed(source: Path, tmp_path: Path) -> None:
+    """A Hugging Face cache holds links to blobs."""
+    linked = tmp_path / "snapshot"
+    linked.mkdir()
+    for path in source.iterdir():
+        (linked / path.name).symlink_to(path)
+    assert run(linked, tmp_path / "csf") == 0
+    assert run("--restore", tmp_path / "csf", tmp_path / "back") == 0
+    assert files_of(tmp_path / "back") == files_of(source)
+    assert not any(path.is_symlink() for path in (tmp_path / "back").iterdir())
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_an_interrupted_run_is_continued(
+    source: Path, tmp_path: Path, monkeypatch, after: int
+) -> None:
+    real, calls = convert._convert_shard, []
+
+    def stop_after(work, header, compressed):
+        if len(calls) == after:
+            raise KeyboardInterrupt
+        calls.append(header.path.name)
+        return real(work, header, compressed)
+
+    monkeypatch.setattr(convert, "_convert_shard", stop_after)
+    assert run(source, tmp_path / "csf") == 130
+    assert not (tmp_path / "csf").exists()
+    monkeypatch.setattr(
+        convert, "_convert_shard", lambda *a: calls.append(a[1].path.name) or real(*a)
+    )
+    assert run(source, tmp_path / "csf") == 0
+    assert calls == sorted(set(calls)) and len(calls) == 3
+    assert run("--verify", tmp_path / "csf") == 0
+
+
+def test_a_killed_run_is_continued(source: Path, tmp_path: Path) -> None:
+    """SIGKILL in the middle of the second shard: no handler runs, its temporary file stays behind."""
+    script = """
+import os, signal, sys
+from b12x_overlay.csf import cli, convert, files
+real = convert.HashingWriter.write
+def write(self, data):
+    real(self, data)
+    if "00002" in self._file.name and self.nbytes > 3000:
+        self._file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+files.HashingWriter.write = write
+cli.main(sys.argv[1:])
+"""
+    command = [sys.executable, "-c", script, str(source), str(tmp_path / "csf")]
+    environment = {**os.environ, "PYTHONPATH": str(REPO / "scripts")}
+    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
+    work = tmp_path / ".csf.partial"
+    assert [p.name for p in (work / "receipts").iterdir()] == [
+        "model-00001-of-00003.safetensors.json"
+    ]
+    assert list((work / "tensors").glob(".*.tmp"))
+    assert not (tmp_path / "csf").exists()
+    assert run(source, tmp_path / "csf") == 0
+    assert run("--verify", tmp_path / "csf") == 0
+    assert not work.exists()
+    assert not [name for name in files_of(tmp_path / "csf") if name.endswith(".tmp")]
+
+
+def test_a_changed_source_is_not_continued(
+    source: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(convert, "_convert_shard", interrupt)
+    run(source, tmp_path / "csf")
+    monkeypatch.undo()
+    os.utime(source / "config.json", (1, 1))
+    assert run(source, tmp_path / "csf") == 3
+    assert f"rm -r {tmp_path / '.csf.partial'}" in capsys.readouterr().err
+
+
+def test_a_full_disk_keeps_finished_shards(
+    source: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    real = files.HashingWriter.write
+
+    def write(self, data):
+        if "00003-of" in self._file.name:
+            raise OSError(28, "No space left on device")
+        real(self, data)
+
+    monkeypatch.setattr(files.HashingWriter, "write", write)
+    assert run(source, tmp_path / "csf") == 4
+    assert "the disk is full" in capsys.readouterr().err
+    assert len(list((tmp_path / ".csf.partial" / "receipts").iterdir())) == 2
+    assert not list(tmp_path.rglob(".*.tmp"))
+    monkeypatch.undo()
+    assert run(source, tmp_path / "csf") == 0
+    assert run("--verify", tmp_path / "csf") == 0
+
+
+def test_too_small_a_disk_is_refused_before_writing(
+    source: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage._replace(free=10))
+    assert run(source, tmp_path / "csf") == 3
+    assert "needed" in capsys.readouterr().err
+    assert not (tmp_path / "csf").exists()
+
+
+def edit_header(path: Path, edit) -> None:
+    tensors = load_file(path)
+    edit(tensors)
+    save_file(tensors, path, {"format": "pt"})
+
+
+def first(source: Path) -> Path:
+    return source / "model-00001-of-00003.safetensors"
+
+
+def truncate(source: Path) -> None:
+    data = first(source).read_bytes()
+    first(source).write_bytes(data[:-7])
+
+
+def drop_tensor(source: Path) -> None:
+    edit_header(first(source), lambda t: t.pop(sorted(t)[0]))
+
+
+def double_tensor(source: Path) -> None:
+    other = load_file(source / "model-00002-of-00003.safetensors")
+    name = sorted(other)[0]
+    edit_header(first(source), lambda t: t.update({name: other[name]}))
+
+
+def wrong_scale_shape(source: Path) -> None:
+    def edit(tensors):
+        name = next(n for n in tensors if n.endswith("experts.0.up_proj.weight_scale"))
+        tensors[name] = tensors[name][:, :2].contiguous()
+
+    for path in source.glob("*.safetensors"):
+        if any(n.endswith("experts.0.up_proj.weight_scale") for n in load_file(path)):
+            edit_header(path, edit)
+
+
+def no_weight(source: Path) -> None:
+    index = json.loads((source / "model.safetensors.index.json").read_text())
+    name = next(n for n in index["weight_map"] if n.endswith("experts.1.down_proj.weight"))
+    edit_header(source / index["weight_map"].pop(name), lambda t: t.pop(name))
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def leave_folder(source: Path) -> None:
+    index = json.loads((source / "model.safetensors.index.json").read_text())
+    index["weight_map"]["lm_head.weight"] = "../elsewhere.safetensors"
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+REFUSED = [
+    (truncate, "00001-of-00003.safetensors: truncated: "),
+    (drop_tensor, "is missing, model.safetensors.index.json places it there"),
+    (double_tensor, "and again in"),
+    (wrong_scale_shape, "its weight asks for [32, 4]"),
+    (no_weight, "down_proj.weight beside it"),
+    (leave_folder, "is not a plain *.safetensors file name"),
+    (lambda s: first(s).write_bytes(b"abc"), "truncated or not safetensors: 3 bytes"),
+    (lambda s: first(s).unlink(), "00001-of-00003.safetensors: missing"),
+    (lambda s: (s / "config.json").unlink(), "config.json: missing"),
+    (lambda s: (s / "config.json").write_text("{"), "config.json: not JSON"),
+    (lambda s: (s / "config.json").write_text("{}"), "no num_hidden_layers"),
+    (
+        lambda s: (s / "config.json").write_text('{"num_hidden_layers": 0}'),
+        "no NVFP4 expert scales below layer 0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), REFUSED)
+def test_bad_sources_are_refused_and_nothing_is_written(
+    source, tmp_path, capsys, damage, message
+) -> None:
+    damage(source)
+    assert run(source, tmp_path / "csf") == 3
+    assert message in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["source"]
+
+
+def test_existing_destinations_and_containers_as_source_are_refused(
+    source, made, tmp_path, capsys
+) -> None:
+    assert run(source, made) == 3
+    assert f"{made} exists" in capsys.readouterr().err
+    assert run(made, tmp_path / "again") == 3
+    assert "is a CSF container already" in capsys.readouterr().err
+    assert run(source, tmp_path / "no" / "such" / "folder") == 3
+    assert "mkdir -p" in capsys.readouterr().err
+
+
+def test_mtp_modules_with_their_own_numbering_stay_plain(tmp_path: Path) -> None:
+    """Qwen's MTP module counts from layer 0 again."""
+    root = tmp_path / "source"
+    checkpoints.small(root, shards=1)
+    path = next(root.glob("*.safetensors"))
+    tensors = load_file(path)
+    moved = {n: n.replace("model.layers.2.", "mtp.layers.0.") for n in tensors}
+    save_file({moved[n]: t for n, t in tensors.items()}, path, {"format": "pt"})
+    index = {"weight_map": dict.fromkeys(moved.values(), path.name)}
+    (root / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert run(root, tmp_path / "csf") == 0
+    stored = load_file(tmp_path / "csf" / "tensors" / path.name)
+    assert "mtp.layers.0.mlp.experts.1.up_proj.weight_scale" in stored
+    assert "model.layers.0.mlp.experts.1.up_proj.weight_scale" not in stored
+
+
+def flip_last_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def redo_hash(made: Path, file: str) -> None:
+    """As if the damage had happened before the container's hashes were taken."""
+    path = made / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for record in manifest["shards"]:
+        if record["file"] == file:
+            record["target_sha256"] = files.sha256_of(made / "tensors" / file)
+    path.write_text(json.dumps(manifest))
+
+
+def test_verify_finds_changed_bytes(made: Path, capsys) -> None:
+    shard = sorted((made / "tensors").iterdir())[0]
+    flip_last_byte(shard)
+    assert run("--verify", "--json", made) == 1
+    faults = json.loads(capsys.readouterr().out)["faults"]
+    assert faults == [f"{shard}: SHA-256 differs from manifest.json"]
+    redo_hash(made, shard.name)
+    assert run("--verify", made) == 1
+
+
+def test_verify_finds_a_stream_that_decodes_to_other_scales(made: Path, capsys) -> None:
+    for shard in sorted((made / "tensors").iterdir()):
+        header = container.read_header(shard)
+        fixed = [e for e in header.entries.values() if e.name.endswith(container.FIXED)]
+        if fixed:
+            break
+    data = bytearray(shard.read_bytes())
+    data[fixed[0].begin] ^= 1  # a base, so that a whole row moves by one
+    shard.write_bytes(data)
+    redo_hash(made, shard.name)
+    assert run("--verify", "--json", made) == 1
+    fault = json.loads(capsys.readouterr().out)["faults"][0]
+    assert fixed[0].name.removesuffix(container.FIXED) in fault
+    assert "decodes to other scales" in fault
+
+
+def edit_json(path: Path, edit) -> None:
+    document = json.loads(path.read_text())
+    edit(document)
+    path.write_text(json.dumps(document))
+
+
+def some_shard(made: Path) -> Path:
+    return sorted((made / "tensors").iterdir())[0]
+
+
+BROKEN = [
+    (lambda m: (m / "manifest.json").unlink(), "manifest.json: missing"),
+    (lambda m: (m / "build-contract.json").unlink(), "build-contract.json: missing"),
+    (lambda m: (m / "manifest.json").write_text("["), "not JSON"),
+    (lambda m: edit_json(m / "manifest.json", lambda d: d.update(codec="x/9")), "codec is 'x/9'"),
+    (lambda m: edit_json(m / "build-contract.json", lambda d: d.update(schema="x/2")), "schema is 'x/2'"),
+    (lambda m: edit_json(m / "manifest.json", lambda d: d.update(family="other")), "they must agree"),
+    (lambda m: edit_json(m / "manifest.json", lambda d: d["shards"].pop()), "is missing from manifest.json"),
+    (
+        lambda m: edit_json(m / "manifest.json", lambda d: d["shards"].append(d["shards"][0])),
+        "is listed twice",
+    ),
+    (
+        lambda m: edit_json(m / "manifest.json", lambda d: d["shards"][0].update(file="../a.safetensors")),
+        "is not a plain *.safetensors file name",
+    ),
+    (lambda m: edit_json(m / "manifest.json", lambda d: d.update(shards=[])), "list of shard records"),
+    (lambda m: edit_json(m / "manifest.json", lambda d: d["shards"][0].pop("file")), "bad shard record"),
+    (lambda m: some_shard(m).write_bytes(some_shard(m).read_bytes()[:-1]), "manifest.json says"),
+    (lambda m: some_shard(m).unlink(), "missing; manifest.json says"),
+    (lambda m: (m / "metadata" / "config.json").unlink(), "config.json: listed in manifest.json but missing"),
+    (lambda m: flip_last_byte(m / "metadata" / "config.json"), "config.json: SHA-256 differs"),
+    (
+        lambda m: edit_json(m / "build-contract.json", lambda d: d["source_names"].update(extra=some_shard(m).name)),
+        "1 tensors are missing, the first is extra",
+    ),
+    (
+        lambda m: edit_json(m / "build-contract.json", lambda d: d["source_names"].pop("lm_head.weight")),
+        "holds lm_head.weight; build-contract.json does not name it",
+    ),
+    (lambda m: shutil.rmtree(m / "receipts"), "missing; without it the source shard cannot be rebuilt"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "message"), BROKEN)
+def test_broken_containers_are_named(made: Path, capsys, damage, message) -> None:
+    damage(made)
+    assert run("--verify", "--json", made) == 1
+    faults = json.loads(capsys.readouterr().out)["faults"]
+    assert any(message in fault for fault in faults), faults
+
+
+def test_restore_of_a_broken_container_publishes_nothing(
+    made: Path, tmp_path: Path, capsys
+) -> None:
+    shard = some_shard(made)
+    flip_last_byte(shard)
+    redo_hash(made, shard.name)
+    assert run("--restore", made, tmp_path / "back") == 1
+    assert not (tmp_path / "back").exists()
+    assert shard.name in capsys.readouterr().err
+
+
+def test_info_counts_every_byte(source: Path, made: Path, capsys) -> None:
+    assert run("--info", "--json", made) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["kind"] == "container"
+    plain = {"gate": 32 * 4, "up": 32 * 4, "down": 64 * 2}
+    layer = next(x for x in document["layers"] if x["layer"] == "model.layers.1")
+    assert layer["scales"] == 2 * sum(plain.values())
+    assert layer["fixed"] == 2 * sum(codec.fixed_bytes(*s) for s in ((32, 4), (32, 4), (64, 2)))
+    mtp = next(x for x in document["layers"] if x["layer"] == "model.layers.2")
+    assert (mtp["plain_scales"], mtp["scales"]) == (2 * sum(plain.values()), 0)
+    stored = sum(
+        entry.nbytes
+        for path in (made / "tensors").iterdir()
+        for entry in container.read_header(path).entries.values()
+    )
+    total = document["total"]
+    assert total["other"] + total["plain_scales"] + total["fixed"] + total["exceptions"] == stored
+    assert run("--info", "--json", source) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "ordinary checkpoint"
+
+
+def test_serving_folder_names_the_container(made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "serve"
+    assert run("--serving-folder", made, folder) == 0
+    quantization = json.loads((folder / "config.json").read_text())["quantization_config"]
+    assert quantization == {
+        "quant_method": "nvfp4_csf",
+        "format_version": 1,
+        "checkpoint_root": str(made),
+        "source_quantization_config": checkpoints.QUANTIZATION,
+    }
+    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "tokenizer.json"]
+
+
+def test_memory_stays_bounded(tmp_path: Path) -> None:
+    """Copying a 256 MiB tensor must not take 256 MiB: the largest anonymous memory seen while converting."""
+    root = tmp_path / "source"
+    checkpoints.small(root, shards=1)
+    add_tensor(root, "filler", torch.zeros(256 << 20, dtype=torch.uint8))
+    script = """
+import re, sys, threading
+from b12x_overlay.csf import cli
+def anonymous():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+seen, done = [anonymous()], threading.Event()
+def watch():
+    while not done.wait(0.002):
+        seen.append(anonymous())
+thread = threading.Thread(target=watch)
+thread.start()
+code = cli.main(["--quiet", *sys.argv[1:]])
+done.set()
+thread.join()
+print(code, max(seen) - seen[0], len(seen))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(REPO / "scripts")}
+    command = [sys.executable, "-c", script, str(root), str(tmp_path / "csf")]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    code, grown, samples = result.stdout.split()
+    assert code == "0"
+    assert int(samples) > 10
+    assert float(grown) < 64, f"{grown} MiB"
+
+
+def test_usage_errors(source: Path, made: Path) -> None:
+    for arguments in (
+        [source],
+        ["--verify", made, "x"],
+        ["--restore", made],
+        ["--restore", "--verify", made],
+    ):
+        with pytest.raises(SystemExit) as caught:
+            run(*arguments)
+        assert caught.value.code == 2
+
+
+def test_scales_of_any_bytes_survive(tmp_path: Path) -> None:
+    """Not only plausible ones: every byte value, NaN and negative codes included."""
+    root = tmp_path / "source"
+    checkpoints.small(root, shards=1)
+    path = next(root.glob("*.safetensors"))
+
+    def scatter(tensors):
+        rng = np.random.default_rng(1)
+        for name, tensor in tensors.items():
+            if tensor.dtype == torch.float8_e4m3fn:
+                noise = torch.from_numpy(rng.integers(0, 256, tensor.shape, dtype=np.uint8))
+                tensors[name] = noise.view(torch.float8_e4m3fn)
+
+    edit_header(path, scatter)
+    assert run(root, tmp_path / "csf") == 0
+    assert run("--restore", tmp_path / "csf", tmp_path / "back") == 0
+    assert files_of(tmp_path / "back") == files_of(root)
