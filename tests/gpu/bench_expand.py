@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import b12x_overlay.csf.core  # noqa: F401 - makes the package importable as nvfp4_csf
 import torch
 from nvfp4_csf import encoder, expansion, planes
 
