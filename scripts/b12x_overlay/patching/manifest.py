@@ -20,6 +20,12 @@ from typing import Any
 from b12x_overlay.patching.patchset import PatchSet
 
 SCHEMA = "b12x-overlay-patchset/1"
+FIRST_LINES = (
+    b"# SPDX-License-Identifier: Apache-2.0\n"
+    b"# Written by scripts/apply-patches of the b12x overlay; do not edit.\n"
+)
+"""How every marker module starts."""
+
 _ASSIGNMENT = "\nMANIFEST = "
 
 
@@ -69,15 +75,14 @@ def render(patch_set: PatchSet) -> bytes:
         patch.name: base64.b64encode(zlib.compress(patch.data, 9)).decode()
         for patch in patch_set.patches
     }
-    return (
-        "# SPDX-License-Identifier: Apache-2.0\n"
-        "# Written by scripts/apply-patches of the b12x overlay; do not edit.\n"
+    text = (
         '"""Which b12x patch set this vLLM carries: the same id means the same patches and overlay files.\n\n'
         "``MANIFEST`` lists them with their sha256; its ``series`` holds the patches (zlib, base64), so that a later\n"
         'set can take this one off again.\n"""\n\n'
         f'PATCHSET_ID = "{manifest["patchset"]}"\n'
         f"{_ASSIGNMENT}{json.dumps(manifest, indent=1)}\n"
-    ).encode()
+    )
+    return FIRST_LINES + text.encode()
 
 
 def read(data: bytes) -> dict[str, Any] | None:

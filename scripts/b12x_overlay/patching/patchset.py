@@ -66,6 +66,20 @@ class TouchedFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """One link of a file's chain: a patch's diff with the sha256 on both sides."""
+
+    patch: str
+    before: str
+    after: str
+    diff: FileDiff
+
+
+Chain = tuple[Step, ...]
+"""What happens to one file, in the patches' order."""
+
+
+@dataclass(frozen=True, slots=True)
 class OverlayFile:
     """A file that the set adds to vLLM."""
 
@@ -124,14 +138,15 @@ class PatchSet:
     patches: tuple[Patch, ...]
     unclaimed: tuple[str, ...] = ()
     """Files below overlay/ that no patch brings; they are not applied."""
-    chains: dict[str, tuple[tuple[Patch, TouchedFile], ...]] = field(init=False, repr=False)
-    """Per touched path, in order: which patch and with which hashes."""
+    chains: dict[str, Chain] = field(init=False, repr=False)
+    """Per touched path its chain."""
 
     def __post_init__(self) -> None:
-        chains: dict[str, list[tuple[Patch, TouchedFile]]] = {}
+        chains: dict[str, list[Step]] = {}
         for patch in self.patches:
-            for touched in patch.files:
-                chains.setdefault(touched.path, []).append((patch, touched))
+            for file in patch.files:
+                step = Step(patch.name, file.before, file.after, patch.diff_of(file.path))
+                chains.setdefault(file.path, []).append(step)
         object.__setattr__(self, "chains", {path: tuple(chain) for path, chain in chains.items()})
 
     @property
@@ -329,11 +344,11 @@ def _check_chains(patch_set: PatchSet) -> None:
             raise PatchSetError(
                 f"{path} is an overlay file and is patched: edit overlay/{path} instead"
             )
-        for (first, earlier), (second, later) in itertools.pairwise(chain):
-            if earlier.after != later.before:
+        for first, second in itertools.pairwise(chain):
+            if first.after != second.before:
                 raise PatchSetError(
-                    f"{PIN_FILE}: {path}: {second.name} starts from {later.before[:12]}, but {first.name} ends at "
-                    f"{earlier.after[:12]}; run scripts/apply-patches export"
+                    f"{PIN_FILE}: {path}: {second.patch} starts from {second.before[:12]}, but {first.patch} ends at "
+                    f"{first.after[:12]}; run scripts/apply-patches export"
                 )
 
 
