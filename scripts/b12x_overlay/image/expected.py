@@ -64,8 +64,8 @@ def from_checkout() -> Expected:
         patch_set.pin.version,
         patch_set.pin.commit,
         manifest.patchset_id(patch_set),
-        {path: chain[0][1].before for path, chain in patch_set.chains.items()},
-        {path: chain[-1][1].after for path, chain in patch_set.chains.items()},
+        {path: chain[0].before for path, chain in patch_set.chains.items()},
+        {path: chain[-1].after for path, chain in patch_set.chains.items()},
         added,
     )
 

@@ -91,12 +91,18 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     verbs: dict[str, Callable[[argparse.Namespace, Console, PatchSet], int]] = {
         "list": _list,
     }
-    if args.verb in ("export", "bump") or args.commit:
-        raise CommandError("export, bump and --commit are not there yet", code=ExitCode.FAILED)
+    if args.verb == "export":
+        from b12x_overlay.patching import export
+
+        return export.command(args, console)
     try:
         patch_set = patchset.load(PATCHES, OVERLAY)
     except PatchSetError as error:
         raise CommandError(str(error), reason="bad-patch-set") from error
+    if args.verb == "bump":
+        from b12x_overlay.patching import bump
+
+        return bump.command(args, console, patch_set)
     return verbs.get(args.verb, _on_target)(args, console, patch_set)
 
 
@@ -114,6 +120,10 @@ def _on_target(args: argparse.Namespace, console: Console, patch_set: PatchSet) 
     target = _folder(args, console, patch_set)
     if target is None:
         return _not_fetched(args, console, patch_set)
+    if args.commit:
+        from b12x_overlay.patching import gitrepo
+
+        return gitrepo.command(args, console, patch_set, target)
     if args.verb == "apply":
         outcome = engine.apply(target, patch_set, dry_run=args.dry_run, say=console.progress)
     elif args.verb == "revert":

@@ -119,9 +119,6 @@ def _patch(to: Path) -> None:
     shutil.copytree(site("stock"), to, copy_function=os.link, dirs_exist_ok=True)
     (to / _STAMP).unlink()
     script = REPO / "scripts" / "apply-patches"
-    if not script.exists():  # TODO: goes when scripts/apply-patches lands
-        _patch_in_place(to)
-        return
     command = [sys.executable, str(script), "apply", "--target", str(to)]
     result = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
@@ -129,21 +126,6 @@ def _patch(to: Path) -> None:
     if result.returncode != 0:
         output = f"{result.stdout}{result.stderr}".strip()
         raise SetupError(f"the patch set does not apply: {' '.join(command)}\n{output}")
-
-
-def _patch_in_place(to: Path) -> None:
-    from b12x_overlay.patching import hunks, patchset
-
-    patch_set = patchset.load(PATCHES, OVERLAY)
-    for path, chain in patch_set.chains.items():
-        data = (to / path).read_bytes()
-        for patch, _ in chain:
-            data = hunks.apply(patch.diff_of(path), data)
-        (to / path).unlink()
-        (to / path).write_bytes(data)
-    for file in patch_set.overlay:
-        (to / file.path).parent.mkdir(parents=True, exist_ok=True)
-        (to / file.path).write_bytes(file.data)
 
 
 @contextmanager

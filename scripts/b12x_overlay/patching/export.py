@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verb export: a checkout's commits, one per patch, become patches/*.patch and the hashes of patchset.toml.
+
+A commit belongs to the patch that its message's last ``Patch: NAME`` line names; the series is what lies between
+HEAD and the first commit without such a line. Nothing is written unless everything fits, and no patch is ever
+deleted. Overlay files edited in the checkout come back too, unless overlay/ was edited as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from b12x_overlay.console import CommandError, Console
+from b12x_overlay.exitcodes import ExitCode
+from b12x_overlay.patching import diff, gitrepo, hunks, patchset, pinfile, recorded
+from b12x_overlay.patching.entry import Entry
+from b12x_overlay.patching.gitrepo import Checkout
+from b12x_overlay.patching.patchset import MARKER, PatchSetError, TouchedFile
+from b12x_overlay.paths import OVERLAY, PATCHES
+
+_TRAILER = re.compile(r"^Patch: *([a-z0-9][a-z0-9-]*) *$", re.MULTILINE)
+_FORMAT = (
+    "format-patch", "-1", "--stdout", "--zero-commit", "--keep-subject", "--no-stat", "--no-signature", "--full-index",
+    "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", "--unified=3", "--src-prefix=a/", "--dst-prefix=b/",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """One commit as a patch."""
+
+    name: str
+    data: bytes
+    files: tuple[TouchedFile, ...]
+
+
+def command(args: argparse.Namespace, console: Console) -> int:
+    """Export; with --dry-run only say what would change."""
+    made = gitrepo.open_checkout(Path(args.target).expanduser().resolve())
+    if made.run("status", "--porcelain", "--untracked-files=no"):
+        raise CommandError(
+            f"{made.root} has changes that are not committed; export takes commits only",
+            reason="uncommitted-changes",
+            hint=f"git -C {made.root} status, then commit them (git commit --fixup, git rebase --autosquash)",
+        )
+    try:
+        document = patchset.read_pin_file(PATCHES)
+    except PatchSetError as error:
+        raise CommandError(str(error), reason="bad-patch-set") from error
+    claims = {
+        str(row.get("name")): tuple(row.get("overlay", [])) for row in document.get("patch", [])
+    }
+    series = _series(made)
+    _check_names(made, [name for _, name in series], list(claims))
+    exported = [_export(made, commit, name, claims) for commit, name in series]
+    writes = {PATCHES / f"{one.name}.patch": one.data for one in exported}
+    writes |= _overlay_back(made, claims)
+    pin = PATCHES / patchset.PIN_FILE
+    writes[pin] = pinfile.with_files(pin.read_bytes(), [(one.name, one.files) for one in exported])
+    changed = [
+        path for path, data in writes.items() if not path.exists() or path.read_bytes() != data
+    ]
+    if not args.dry_run:
+        _write({path: writes[path] for path in changed})
+        _check_result()
+    return _report(args, console, exported, changed)
+
+
+def _series(made: Checkout) -> list[tuple[str, str]]:
+    """Commit and patch name, oldest first."""
+    found: list[tuple[str, str]] = []
+    for commit in made.repo.iter_commits("HEAD", first_parent=True):
+        message = (
+            commit.message
+            if isinstance(commit.message, str)
+            else commit.message.decode(errors="replace")
+        )
+        names = _TRAILER.findall(message)
+        if not names:
+            break
+        if len(commit.parents) != 1:
+            raise CommandError(
+                f"{commit.hexsha[:12]} ({names[-1]}) is a merge or has no parent; a patch is one commit on another",
+                reason="bad-series",
+            )
+        found.append((commit.hexsha, names[-1]))
+    if not found:
+        raise CommandError(
+            f"HEAD of {made.root} ({made.text('log', '-1', '--format=%h %s')}) has no line 'Patch: NAME', so there is "
+            "nothing to export; no patch was changed",
+            reason="empty-series",
+            hint="make the series with: scripts/apply-patches apply --commit --target CHECKOUT",
+        )
+    return found[::-1]
+
+
+def _check_names(made: Checkout, commits: list[str], listed: list[str]) -> None:
+    for name in commits:
+        if commits.count(name) > 1:
+            raise CommandError(
+                f"{made.root} has {commits.count(name)} commits for {name}; a patch is one commit",
+                reason="bad-series",
+                hint="squash them: git rebase -i",
+            )
+        if name not in listed:
+            raise CommandError(
+                f"{name} has a commit in {made.root}, but no [[patch]] in patches/{patchset.PIN_FILE}",
+                reason="unlisted-patch",
+                hint=f'add it with name = "{name}", what, why, until, fragments and overlay; export fills in its files',
+            )
+    for name in listed:
+        if name not in commits:
+            raise CommandError(
+                f"{name} is in patches/{patchset.PIN_FILE}, but has no commit in {made.root}; no patch was changed",
+                reason="missing-commit",
+                hint=f"restore its commit, or, to drop the patch, remove its [[patch]] and patches/{name}.patch first",
+            )
+
+
+def _export(made: Checkout, commit: str, name: str, claims: dict[str, tuple[str, ...]]) -> Exported:
+    paths = []
+    raw = made.run("diff-tree", "-r", "-z", "--no-renames", "--name-status", f"{commit}^", commit)
+    words = raw.decode(errors="surrogateescape").split("\0")
+    for status, path in zip(words[:-1:2], words[1::2], strict=True):
+        if path == MARKER or any(_claimed(path, listed) for listed in claims.values()):
+            continue
+        if status != "M" or not path.startswith("vllm/"):
+            what = {"A": "adds", "D": "deletes"}.get(
+                status, "changes the type of" if status == "T" else "changes"
+            )
+            raise CommandError(
+                f"{name} ({commit[:12]}) {what} {path}: a patch only changes files below vllm/",
+                reason="bad-patch",
+                hint="put a new file into overlay/ and list it under overlay of the [[patch]]; leave the rest out",
+            )
+        paths.append(path)
+    if not paths:
+        raise CommandError(
+            f"{name} ({commit[:12]}) changes no upstream file; no patch was changed",
+            reason="empty-patch",
+        )
+    data = made.run(*_FORMAT, commit, "--", *(f":(top,literal){path}" for path in paths))
+    return Exported(name, data, tuple(_checked(made, commit, name, data)))
+
+
+def _checked(made: Checkout, commit: str, name: str, data: bytes) -> Iterator[TouchedFile]:
+    """The touched files, after this engine has turned the old bytes into the new ones with the exported text."""
+    try:
+        for one in diff.parse(data):
+            old, new = made.read(one.path, f"{commit}^"), made.read(one.path, commit)
+            assert isinstance(old, Entry)
+            assert isinstance(new, Entry)
+            if hunks.apply(one, old.data) != new.data or hunks.reverse(one, new.data) != old.data:
+                raise hunks.HunkError(one.path, 1, b"", b"", one.hunks[0])
+            yield TouchedFile(one.path, old.sha256, new.sha256)
+    except (diff.PatchFormatError, hunks.HunkError) as error:
+        raise CommandError(
+            f"{name} ({commit[:12]}) cannot be exported: {error}", reason="bad-patch"
+        ) from error
+
+
+def _overlay_back(made: Checkout, claims: dict[str, tuple[str, ...]]) -> dict[Path, bytes]:
+    """Overlay files that were edited in the checkout; a file edited on both sides is refused."""
+    old = recorded.from_marker(made.read(MARKER))
+    listed = made.run("ls-tree", "-r", "-z", "--name-only", "HEAD", "--", "vllm").decode(
+        errors="surrogateescape"
+    )
+    result: dict[Path, bytes] = {}
+    for path in listed.split("\0")[:-1]:
+        if not any(_claimed(path, names) for names in claims.values()):
+            continue
+        theirs = made.read(path)
+        assert isinstance(theirs, Entry)
+        place = OVERLAY / path
+        mine = patchset.sha256(place.read_bytes()) if place.exists() else None
+        base = old.overlay.get(path) if old else None
+        if theirs.sha256 in (mine, base):
+            continue
+        if mine != base:
+            raise CommandError(
+                f"overlay/{path} differs from the checkout's {path}, and both differ from what was applied",
+                reason="overlay-conflict",
+                hint=f"merge them by hand: diff {place} {made.root / path}",
+            )
+        result[place] = theirs.data
+    return result
+
+
+def _claimed(path: str, claims: tuple[str, ...]) -> bool:
+    return any(path == claim or path.startswith(f"{claim}/") for claim in claims)
+
+
+def _write(writes: dict[Path, bytes]) -> None:
+    """Replace the files one by one, the pin file last; each is whole at any time."""
+    for path, data in sorted(writes.items(), key=lambda item: item[0].name == patchset.PIN_FILE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+
+def _check_result() -> None:
+    try:
+        patchset.load(PATCHES, OVERLAY)
+    except PatchSetError as error:
+        raise CommandError(
+            f"exported, but the set is not in order: {error}", reason="bad-patch-set"
+        ) from error
+
+
+def _report(
+    args: argparse.Namespace, console: Console, exported: list[Exported], changed: list[Path]
+) -> int:
+    root = PATCHES.parent
+    names = [path.relative_to(root).as_posix() for path in changed]
+    code = ExitCode.DIFFERENT if args.dry_run and changed else ExitCode.OK
+    outcome = "unchanged" if not changed else "would export" if args.dry_run else "exported"
+    document: dict[str, Any] = {
+        "command": "export", "outcome": outcome, "exit": int(code), "changed": names,
+        "patches": [{"name": one.name, "sha256": patchset.sha256(one.data)} for one in exported],
+    }  # fmt: skip
+    console.json(document)
+    rows = [
+        (
+            one.name,
+            str(len(one.files)),
+            "changed" if f"patches/{one.name}.patch" in names else "as it was",
+        )
+        for one in exported
+    ]
+    console.table(rows, ("patch", "files", "state"))
+    for name in names:
+        console.say(f"  {'would write' if args.dry_run else 'wrote'} {name}")
+    console.say(outcome)
+    console.say(
+        "next: scripts/apply-patches list, then scripts/test -m apply"
+        if changed
+        else "next: nothing to do"
+    )
+    return int(code)
