@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode speed: output tokens per second while a fixed number of streams is always busy.
+
+All streams are started, an uncounted time follows the last stream's first token, then windows follow one another
+without a pause. A stream whose answer ends starts another at once. Tokens are counted from each stream's continuous
+usage statistics, engine steps and accepted draft tokens from the server's metrics at the window's two ends, so that
+a change of acceptance can be told from a change of speed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from b12x_overlay.qualify import metrics
+from b12x_overlay.qualify.faults import Fault, FaultKind
+from b12x_overlay.qualify.metrics import Counters, increase
+from b12x_overlay.qualify.schema import DecodeSample
+from b12x_overlay.qualify.session import GIVE_UP_AFTER, Session
+from b12x_overlay.qualify.settings import DecodePlan
+from b12x_overlay.qualify.stream_tally import Load, Tally
+
+_DRAIN_SECONDS = 30.0
+
+
+async def measure(session: Session, plan: DecodePlan) -> None:
+    """Fill the block's decode samples; those that are there already are kept."""
+    for streams in plan.concurrency:
+        have = sum(sample.concurrency == streams for sample in session.block.decode)
+        cell = f"decode C{streams}"
+        if have >= plan.windows or any(stop.cell == cell for stop in session.block.stopped):
+            continue
+        try:
+            await _measure_concurrency(session, plan, streams, have)
+        except Fault as fault:
+            session.fault(fault)
+            session.give_up(cell, str(fault))
+        await _drain(session)
+
+
+async def _measure_concurrency(session: Session, plan: DecodePlan, streams: int, have: int) -> None:
+    """Run the load and take windows. Raises `Fault` where no valid window is possible."""
+    load = Load(session, plan, streams)
+    async with load:
+        await _ramp(load, plan)
+        with session.progress.task(f"decode C{streams}", plan.windows, have) as task:
+            failures = 0
+            while have < plan.windows:
+                try:
+                    sample = await _window(session, plan, load)
+                except Fault as fault:
+                    session.fault(fault)
+                    failures += 1
+                    if failures >= GIVE_UP_AFTER:
+                        raise
+                    continue
+                have += 1
+                session.block.decode.append(sample)
+                session.save()
+                task.advance(f"{sample.tok_s:,.1f} tok/s")
+
+
+async def _ramp(load: Load, plan: DecodePlan) -> None:
+    deadline = time.perf_counter() + plan.ramp_seconds
+    while (started := load.started()) < load.size:
+        load.raise_stuck()
+        if time.perf_counter() > deadline:
+            raise Fault(
+                FaultKind.NOT_SATURATED,
+                f"{started} of {load.size} streams had a token after {plan.ramp_seconds:g} s; "
+                "is the server's --max-num-seqs lower, or is it busy?",
+            )
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(plan.settle_seconds)
+
+
+async def _window(session: Session, plan: DecodePlan, load: Load) -> DecodeSample:
+    """One window. Raises `Fault` if it is not what it claims to be."""
+    available = session.server.abilities.metrics
+    before = await metrics.try_scrape(session.client, available)
+    cpu = time.process_time()
+    tally = load.begin()
+    start = time.perf_counter()
+    await asyncio.sleep(plan.window_seconds)
+    seconds = time.perf_counter() - start
+    load.end()
+    cpu = time.process_time() - cpu
+    after = await metrics.try_scrape(session.client, available)
+    load.raise_stuck()
+    _check(tally, load, before, after, seconds)
+    return _sample(tally, load.size, seconds, cpu, before, after)
+
+
+def _sample(
+    tally: Tally,
+    streams: int,
+    seconds: float,
+    cpu: float,
+    before: Counters | None,
+    after: Counters | None,
+) -> DecodeSample:
+    sample = DecodeSample(
+        concurrency=streams,
+        seconds=seconds,
+        tokens=tally.tokens,
+        tok_s=tally.tokens / seconds,
+        answers_restarted=tally.restarts,
+        longest_gap_s=tally.longest_gap,
+        client_busy=cpu / seconds,
+    )
+    if before is None or after is None:
+        return sample
+    steps = increase(before.steps, after.steps)
+    if steps:
+        sample.steps = int(steps)
+        sample.steps_s = steps / (after.at - before.at)
+    drafts, accepted = (
+        increase(before.drafts, after.drafts),
+        increase(before.accepted, after.accepted),
+    )
+    if drafts and accepted is not None:
+        sample.accepted_per_step = 1 + accepted / drafts
+    generated = increase(before.generated, after.generated)
+    sample.server_tokens = None if generated is None else int(generated)
+    sample.running = after.running
+    return sample
+
+
+def _check(
+    tally: Tally, load: Load, before: Counters | None, after: Counters | None, seconds: float
+) -> None:
+    broken = tally.faults + list(load.failing.values())
+    if broken:
+        kinds = ", ".join(sorted({fault.kind.value for fault in broken}))
+        raise Fault(FaultKind.NOT_SATURATED, f"streams broke ({kinds}): the window does not count")
+    if tally.tokens == 0:
+        raise Fault(FaultKind.STALL, f"no stream got a token in {seconds:.1f} s")
+    silent = load.size - len(tally.active)
+    if silent:
+        raise Fault(
+            FaultKind.NOT_SATURATED,
+            f"{silent} of {load.size} streams got no token in {seconds:.1f} s",
+        )
+    if before is None or after is None:
+        return
+    generated = increase(before.generated, after.generated)
+    if generated is None:
+        return
+    # The server's interval is a little longer, and its ends are as blurred as the two requests for it took.
+    rate = tally.tokens / seconds
+    expected = rate * (after.at - before.at)
+    slack = 0.1 * expected + 16 * load.size + rate * (before.took + after.took)
+    if generated > expected + slack:
+        raise Fault(
+            FaultKind.WRONG_USAGE,
+            f"the server generated {generated:.0f} tokens, the streams' usage says {tally.tokens}: "
+            "other clients are at work, or usage is wrong",
+        )
+    if generated < expected - slack:
+        raise Fault(
+            FaultKind.WRONG_USAGE,
+            f"the streams' usage says {tally.tokens} tokens, the server's counter {generated:.0f}",
+        )
+
+
+async def _drain(session: Session) -> None:
+    """Wait until the server has dropped the aborted streams, so that the next measurement starts idle."""
+    deadline = time.perf_counter() + _DRAIN_SECONDS
+    while time.perf_counter() < deadline:
+        counters = await metrics.try_scrape(session.client, session.server.abilities.metrics)
+        if counters is None or counters.idle in (None, True):
+            return
+        await asyncio.sleep(0.2)

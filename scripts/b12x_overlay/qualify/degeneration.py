@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is an answer empty, or does its end repeat itself?"""
+
+from __future__ import annotations
+
+from b12x_overlay.qualify.faults import Fault, FaultKind
+from b12x_overlay.qualify.settings import GuardThresholds
+
+TAIL = 8192
+"""Characters of an answer's end that are looked at."""
+
+
+def loop_length(text: str, limits: GuardThresholds) -> int | None:
+    """Length in characters of the cycle that *text* ends in, or None.
+
+    A cycle counts when it occurs at least ``loop_cycles`` times in a row at the very end and these cover at least
+    ``loop_characters`` characters. Spaces alone count too: a model that prints nothing else is broken.
+    """
+    tail = text[-TAIL:]
+    size = len(tail)
+    if size < limits.loop_characters:
+        return None
+    for period in range(1, size // limits.loop_cycles + 1):
+        needed = max(limits.loop_cycles * period, limits.loop_characters)
+        if needed > size:
+            break
+        # A string has period p exactly if it equals itself shifted by p.
+        if tail[size - needed + period :] == tail[size - needed : size - period]:
+            return period
+    return None
+
+
+def check_answer(text: str, tokens: int | None, limits: GuardThresholds) -> None:
+    """Raise the `Fault` of a degenerate answer: EMPTY (no visible text) or REPETITION."""
+    if not text.strip():
+        raise Fault(
+            FaultKind.EMPTY,
+            f"no text in {tokens if tokens is not None else 'an unknown number of'} tokens",
+        )
+    period = loop_length(text, limits)
+    if period is not None:
+        raise Fault(
+            FaultKind.REPETITION,
+            f"the answer ends in a cycle of {period} characters: {text[-period:][:40]!r}",
+        )

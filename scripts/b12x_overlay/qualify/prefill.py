@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill speed: prompt tokens over the time to the first token, cold, one request at a time."""
+
+from __future__ import annotations
+
+import time
+
+from b12x_overlay.qualify import metrics
+from b12x_overlay.qualify.bodies import generation
+from b12x_overlay.qualify.faults import Fault, FaultKind
+from b12x_overlay.qualify.prompts import Prompt, cold_prompt
+from b12x_overlay.qualify.schema import PrefillSample
+from b12x_overlay.qualify.session import GIVE_UP_AFTER, Session
+from b12x_overlay.qualify.settings import PrefillPlan
+from b12x_overlay.qualify.wire import Chunk, Usage
+
+
+async def measure(session: Session, plan: PrefillPlan) -> None:
+    """Fill the block's prefill samples; those that are there already are kept."""
+    for length in plan.lengths:
+        have = sum(sample.length == length for sample in session.block.prefill)
+        if have < plan.repeats:
+            await _measure_length(session, plan, length, have)
+
+
+async def _measure_length(session: Session, plan: PrefillPlan, length: int, have: int) -> None:
+    cell = f"prefill {length}"
+    if any(stop.cell == cell for stop in session.block.stopped):
+        return
+    limit = session.server.max_model_len
+    if limit is not None and length + plan.answer_tokens > limit:
+        session.give_up(cell, f"the server's context is {limit} tokens")
+        return
+    failures = 0
+    done = have
+    number = have - plan.warmups
+    with session.progress.task(cell, plan.repeats, have) as task:
+        while done < plan.repeats:
+            try:
+                sample = await _one(session, plan, length, number)
+            except Fault as fault:
+                session.fault(fault)
+                failures += 1
+                if failures >= GIVE_UP_AFTER:
+                    session.give_up(
+                        cell, f"{failures} requests failed in a row, the last with {fault}"
+                    )
+                    return
+                number += 1
+                continue
+            failures = 0
+            number += 1
+            if number <= have:
+                continue  # a warm-up
+            session.block.prefill.append(sample)
+            done += 1
+            session.save()
+            task.advance(f"{sample.tok_s:,.0f} tok/s")
+
+
+async def _one(session: Session, plan: PrefillPlan, length: int, number: int) -> PrefillSample:
+    """One cold request. Raises `Fault`."""
+    server = session.server
+    chat = not server.abilities.completions
+    key = f"{session.run_id} {session.block.index} prefill {length} {number}"
+    prompt = await cold_prompt(
+        session.client,
+        server.model,
+        key,
+        length,
+        tokenizer=server.abilities.tokenizer,
+        ids=not chat,
+    )
+    before = await metrics.try_scrape(session.client, server.abilities.metrics)
+    path, body = generation(
+        server,
+        prompt.content,
+        chat=chat,
+        max_tokens=plan.answer_tokens,
+        temperature=0.0,
+        seed=0,
+        salt=session.salt("prefill", length, number),
+        ignore_eos=True,
+    )
+    seen = _Seen()
+    start = time.perf_counter()
+    await session.client.stream(path, body, seen.take)
+    tokens = _check(seen, prompt, plan.answer_tokens, chat=chat, extras=server.abilities.extras)
+    assert seen.first is not None
+    ttft = seen.first - start
+    busy = None if before is None or before.idle is None else not before.idle
+    return PrefillSample(
+        length=length,
+        prompt_tokens=tokens,
+        counted_by=prompt.counted_by,
+        ttft_s=ttft,
+        tok_s=tokens / ttft,
+        busy=busy,
+    )
+
+
+class _Seen:
+    """What a prefill request's stream contained."""
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+        self.usage: Usage | None = None
+        self.finish: str | None = None
+
+    def take(self, chunk: Chunk) -> None:
+        if self.first is None and chunk.has_token:
+            self.first = chunk.at
+        self.usage = chunk.usage or self.usage
+        self.finish = chunk.finish or self.finish
+
+
+def _check(seen: _Seen, prompt: Prompt, wanted: int, *, chat: bool, extras: bool) -> int:
+    """The number of prompt tokens, or the `Fault` that makes the request worthless."""
+    usage = seen.usage
+    if usage is None or usage.prompt is None or usage.completion is None:
+        raise Fault(
+            FaultKind.NO_USAGE,
+            "the stream has no usage statistics with prompt and completion tokens",
+        )
+    if seen.first is None or usage.completion == 0:
+        raise Fault(FaultKind.EMPTY, "no token was generated")
+    if usage.completion > wanted:
+        raise Fault(
+            FaultKind.WRONG_USAGE, f"{usage.completion} tokens stated for max_tokens={wanted}"
+        )
+    if extras and usage.completion < wanted:
+        raise Fault(
+            FaultKind.TRUNCATED,
+            f"{usage.completion} of {wanted} tokens, finish_reason {seen.finish}",
+        )
+    if usage.cached:
+        raise Fault(
+            FaultKind.CACHED,
+            f"{usage.cached} of {usage.prompt} prompt tokens came from the prefix cache",
+        )
+    if prompt.counted_by == "usage":
+        return usage.prompt
+    # A chat template adds tokens; token ids are taken as they are.
+    low, high = prompt.tokens, prompt.tokens + (512 if chat else 0)
+    if not low <= usage.prompt <= high:
+        raise Fault(
+            FaultKind.WRONG_USAGE,
+            f"usage says {usage.prompt} prompt tokens, the tokenizer {prompt.tokens}",
+        )
+    return usage.prompt if chat else prompt.tokens

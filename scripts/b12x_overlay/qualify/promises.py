@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only an owner of the hardware can answer, and where the answer is read.
+
+* Is A4 really active? The overlay's counters in /metrics, else its lines in the server's log.
+* Does decode of an armed server keep the speed of an unarmed one (the packed kernels)?
+* Do compressed scales (CSF), and their prefetch, keep or gain speed?
+
+The last three are A/B runs that differ in one environment variable: `QUESTIONS` names it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+A4_ROWS = "vllm:b12x_a4_prefill_rows_total"
+A4_MISSED_ROWS = "vllm:b12x_a4_graph_rows_total"
+
+LogState = Literal["active", "armed", "off"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """An A/B in which one variable differs."""
+
+    title: str
+    variable: str
+    a: str
+    b: str
+
+
+QUESTIONS = {
+    "a4": Question("A4 prefill, off against on", "B12X_W4A16_A4_PREFILL_MIN_TOKENS", "0", "1"),
+    "csf": Question("compressed block scales, off against on", "VLLM_B12X_CSF_COMPRESS", "0", "1"),
+    "prefetch": Question(
+        "scale prefetch, off against on", "VLLM_B12X_CSF_SCALE_PREFETCH", "0", "1"
+    ),
+}
+
+_ARMED = re.compile(
+    r"A4 prefill[^\n]*\b(\d+) (?:of \d+ )?(?:MoE )?layers? armed|armed layers: (\d+)", re.IGNORECASE
+)
+_ACTIVE = re.compile(r"first A4 (?:prefill )?call", re.IGNORECASE)
+
+
+def read_log(text: str) -> LogState:
+    """What a server's log says of A4: a first A4 call was made, layers were armed, or neither."""
+    if _ACTIVE.search(text):
+        return "active"
+    armed = [match for match in _ARMED.finditer(text) if int(match[1] or match[2]) > 0]
+    return "armed" if armed else "off"
+
+
+def read_log_file(path: Path) -> LogState:
+    """As `read_log` for a file. Raises OSError."""
+    return read_log(path.read_text(encoding="utf-8", errors="replace"))

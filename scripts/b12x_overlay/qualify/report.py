@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""report.md and report.html beside result.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from b12x_overlay.qualify.faults import FaultKind
+from b12x_overlay.qualify.needle_counts import outcome_counts
+from b12x_overlay.qualify.plots import plots
+from b12x_overlay.qualify.promises import QUESTIONS
+from b12x_overlay.qualify.ratio_lines import side
+from b12x_overlay.qualify.schema import NeedleOutcome, Result
+from b12x_overlay.qualify.store import Store
+from b12x_overlay.qualify.summary import figure, interval, shown
+
+MARKDOWN, HTML = "report.md", "report.html"
+
+
+def write_reports(result: Result, store: Store) -> None:
+    """Render both reports into the result's folder."""
+    store.write(MARKDOWN, markdown(result))
+    store.write(HTML, html(result))
+
+
+def markdown(result: Result) -> str:
+    """The summary as Markdown."""
+    return _environment(escape=False).get_template("report.md.j2").render(_context(result))
+
+
+def html(result: Result) -> str:
+    """The page: self-contained, without scripts."""
+    drawn = [
+        {"title": plot.title, "text": plot.text, "svg": Markup(plot.svg)} for plot in plots(result)
+    ]
+    return (
+        _environment(escape=True)
+        .get_template("report.html.j2")
+        .render(_context(result) | {"plots": drawn})
+    )
+
+
+def _context(result: Result) -> dict[str, Any]:
+    faults: dict[tuple[str, FaultKind], tuple[int, str]] = {}
+    for block in result.blocks:
+        for fault in block.faults:
+            count, example = faults.get((block.arm, fault.kind), (0, fault.example))
+            faults[block.arm, fault.kind] = (count + fault.count, example)
+    return {
+        "result": result,
+        "question": QUESTIONS[result.question].title if result.question else None,
+        "faults": [
+            (arm, kind.value, count, example) for (arm, kind), (count, example) in faults.items()
+        ],
+        "stops": [
+            (block.arm, block.index + 1, stop) for block in result.blocks for stop in block.stopped
+        ],
+        "outcomes": [
+            (block.arm, block.index + 1, run.run + 1, outcome_counts([run]))
+            for block in result.blocks
+            for run in block.needle
+        ],
+        "kinds": list(NeedleOutcome),
+        "side": lambda name: side(result, name),
+    }
+
+
+def _environment(*, escape: bool) -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("b12x_overlay.qualify"),
+        autoescape=escape,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {
+        "shown": shown,
+        "interval": interval,
+        "figure": figure,
+        "cell": _cell,
+        "when": _when,
+    }
+    return environment
+
+
+def _cell(value: object) -> str:
+    """Text that cannot break out of a Markdown table cell or become markup in it."""
+    text = " ".join(str(value).split())
+    for character in "\\`*_[]<>|~#":
+        text = text.replace(character, "\\" + character)
+    return text
+
+
+def _when(value: Any) -> str:
+    return f"{value:%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The result: what `result.json` holds. ``scripts/qualify schema`` prints it as JSON Schema."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from b12x_overlay.qualify.faults import FaultKind
+from b12x_overlay.qualify.settings import Plan, Thresholds
+
+ArmName = Literal["A", "B"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class FaultCount(_Part):
+    """Requests of one kind of failure."""
+
+    kind: FaultKind
+    count: int = Field(ge=1)
+    example: str = Field(description="what was seen the first time, redacted")
+
+
+class PrefillSample(_Part):
+    """One cold request."""
+
+    length: int = Field(description="prompt tokens asked for")
+    prompt_tokens: int = Field(
+        description="prompt tokens by the server's tokenizer (or its usage statistics)"
+    )
+    counted_by: Literal["tokenizer", "usage"]
+    ttft_s: float = Field(
+        description="seconds from sending the request to the first generated token"
+    )
+    tok_s: float = Field(description="prompt_tokens / ttft_s")
+    busy: bool | None = Field(
+        description="the server had other requests at the start; null without metrics"
+    )
+
+
+class DecodeSample(_Part):
+    """One window in which every stream was busy."""
+
+    concurrency: int
+    seconds: float
+    tokens: int = Field(
+        description="output tokens in the window, from the streams' usage statistics"
+    )
+    tok_s: float
+    answers_restarted: int = Field(
+        description="answers that ended and were replaced inside the window"
+    )
+    longest_gap_s: float = Field(description="longest time without an event in any stream")
+    client_busy: float = Field(
+        description="share of one CPU core that this program used; near 1 it limits the rate"
+    )
+    steps: int | None = Field(default=None, description="engine steps, from the server's metrics")
+    steps_s: float | None = None
+    accepted_per_step: float | None = Field(
+        default=None,
+        description="tokens per verification step and request: 1 + accepted draft tokens / drafts",
+    )
+    server_tokens: int | None = Field(
+        default=None, description="generated tokens by the server's own counter"
+    )
+    running: float | None = Field(
+        default=None, description="requests running at the window's end, by the server"
+    )
+
+
+class NeedleOutcome(StrEnum):
+    """What one answer is."""
+
+    EXACT = "EXACT"
+    NEAR_MISS = "NEAR_MISS"
+    WRONG_SUM = "WRONG_SUM"
+    WRONG_FACTS = "WRONG_FACTS"
+    FAIL = "FAIL"
+    TRUNC = "TRUNC"
+    ERROR = "ERROR"
+    """No answer: the request itself failed; not counted among the answers."""
+
+
+class NeedleAnswer(_Part):
+    """One request of a needle run."""
+
+    index: int
+    outcome: NeedleOutcome
+    why: str | None = Field(default=None, description="for anything but EXACT")
+
+
+class NeedleRun(_Part):
+    """One salted run."""
+
+    run: int
+    prompt_tokens: int | None = None
+    answers: list[NeedleAnswer] = Field(default_factory=list)
+
+
+class CellStop(_Part):
+    """A measurement that was given up."""
+
+    cell: str = Field(description="for example 'prefill 8192', 'decode C8', 'needle run 1'")
+    why: str
+
+
+class Block(_Part):
+    """One turn of one arm: all measurements once."""
+
+    arm: ArmName
+    index: int
+    started: datetime | None = None
+    done: bool = False
+    prefill: list[PrefillSample] = Field(default_factory=list)
+    decode: list[DecodeSample] = Field(default_factory=list)
+    needle: list[NeedleRun] = Field(default_factory=list)
+    faults: list[FaultCount] = Field(default_factory=list)
+    stopped: list[CellStop] = Field(default_factory=list)
+    a4_rows: int | None = Field(
+        default=None, description="prefill rows run with A4 in this block, by the server's counter"
+    )
+    a4_missed_rows: int | None = Field(
+        default=None, description="prefill rows that a graph ran in W4A16, by the counter"
+    )
+
+
+class Identity(_Part):
+    """What the server says it is, without hosts, paths, keys and user names."""
+
+    model: str
+    max_model_len: int | None = None
+    versions: dict[str, str] = Field(default_factory=dict)
+    environment: dict[str, str] = Field(
+        default_factory=dict, description="variables that change what is measured"
+    )
+    gpus: list[str] = Field(default_factory=list)
+    manifest: dict[str, str | list[str]] = Field(
+        default_factory=dict, description="patch set and image, if stated"
+    )
+    settings: dict[str, str] = Field(
+        default_factory=dict, description="server settings that matter, if it tells them"
+    )
+    sources: list[str] = Field(default_factory=list, description="where this was read")
+
+
+class Arm(_Part):
+    """One server, or one set of environment variables of it."""
+
+    name: ArmName
+    label: str
+    restart_environment: dict[str, str] = Field(default_factory=dict)
+    identity: Identity | None = Field(
+        default=None, description="null until the arm was reached for the first time"
+    )
+    abilities: dict[str, bool] = Field(
+        default_factory=dict, description="interfaces that were found"
+    )
+    a4_log: Literal["active", "armed", "off"] | None = Field(
+        default=None, description="what the server's log says of A4"
+    )
+
+
+class VerdictKind(StrEnum):
+    """What a line says about its limit."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+    INFO = "info"
+    """No limit is set for it."""
+    MISSING = "missing"
+    """Asked for, but not measured."""
+
+
+class Line(_Part):
+    """One figure with its interval, its limit and the verdict."""
+
+    id: str = Field(description="stable name, for example 'ab.decode.8.steps_s'")
+    title: str
+    unit: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    a: float | None = Field(default=None, description="A/B only: A's figure")
+    b: float | None = Field(default=None, description="A/B only: B's figure")
+    basis: str = Field(description="what value and interval are computed from")
+    limit: str | None = None
+    verdict: VerdictKind
+    note: str | None = None
+
+
+class Result(_Part):
+    """One qualification: plan, servers, samples and verdicts."""
+
+    schema_id: Literal["b12x-overlay-qualify/1"] = "b12x-overlay-qualify/1"
+    run_id: str = Field(description="random; salts the prompts")
+    tool: dict[str, str] = Field(description="versions of this program and its libraries")
+    created: datetime
+    updated: datetime
+    status: Literal["partial", "complete"]
+    stop: str | None = Field(default=None, description="why a partial run stopped")
+    question: Literal["a4", "csf", "prefetch"] | None = None
+    plan: Plan
+    thresholds: Thresholds
+    arms: list[Arm]
+    blocks: list[Block]
+    lines: list[Line] = Field(default_factory=list)
+    verdict: Literal["pass", "fail", "inconclusive", "incomplete"] = "incomplete"
+    notes: list[str] = Field(default_factory=list)

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every measurement of one block shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from b12x_overlay.qualify.client import Client
+from b12x_overlay.qualify.faults import Fault
+from b12x_overlay.qualify.probe import Server
+from b12x_overlay.qualify.progress import Progress
+from b12x_overlay.qualify.schema import Block, CellStop, FaultCount
+from b12x_overlay.qualify.settings import GuardThresholds
+
+GIVE_UP_AFTER = 5
+"""Failures in a row after which a measurement is given up."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """One arm's server during one block."""
+
+    client: Client
+    server: Server
+    block: Block
+    guard: GuardThresholds
+    run_id: str
+    progress: Progress
+    save: Callable[[], None]
+    """Write the result now; called after every sample."""
+
+    def salt(self, *parts: object) -> str:
+        """A cache salt that no other request of any run has."""
+        return "-".join([self.run_id, self.block.arm, str(self.block.index), *map(str, parts)])
+
+    def fault(self, fault: Fault) -> None:
+        """Count *fault* in the block and save."""
+        for known in self.block.faults:
+            if known.kind == fault.kind:
+                known.count += 1
+                break
+        else:
+            self.block.faults.append(FaultCount(kind=fault.kind, count=1, example=fault.detail))
+        self.save()
+
+    def give_up(self, cell: str, why: str) -> None:
+        """Record that a measurement was given up."""
+        self.block.stopped.append(CellStop(cell=cell, why=why))
+        self.progress.line(f"{cell}: given up: {why}")
+        self.save()

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The result on disk: always a whole, valid file; one writer at a time; resumable."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pydantic import ValidationError
+
+from b12x_overlay.qualify.errors import StoreError
+from b12x_overlay.qualify.redact import Secrets
+from b12x_overlay.qualify.schema import Result
+from b12x_overlay.qualify.settings import explain
+
+RESULT = "result.json"
+_EVERY_SECONDS = 1.0
+
+
+def load(path: Path) -> Result:
+    """Read a result file.
+
+    Raises:
+        StoreError: unreadable, not JSON, or not a result of this schema.
+    """
+    try:
+        return Result.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+    except ValidationError as error:
+        raise StoreError(
+            f"{path} is no result of scripts/qualify: {explain(error)[:300]}"
+        ) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace *path* by *text* at once; a reader sees the old or the new file, never a part.
+
+    Raises:
+        StoreError: the folder cannot be written or is full.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StoreError(f"cannot write {path}: {error.strerror}") from error
+
+
+class Store:
+    """A locked result folder."""
+
+    def __init__(self, folder: Path, secrets: Secrets, name: str = RESULT) -> None:
+        self.folder = folder
+        self.path = folder / name
+        self._secrets = secrets
+        self._last = 0.0
+
+    def __enter__(self) -> Self:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.folder / ".lock").open("w")
+        except OSError as error:
+            raise StoreError(
+                f"cannot write {self.folder}: {error.strerror}; choose another with --out"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._lock.close()
+            raise StoreError(
+                f"another run is writing to {self.folder}; wait for it, or choose another --out"
+            ) from error
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lock.close()
+        if os.listdir(self.folder) == [".lock"]:  # noqa: PTH208 (names are wanted)
+            (self.folder / ".lock").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+
+    def existing(self) -> Result | None:
+        """The result that is there already, if any. Raises `StoreError` for a file that is no result."""
+        return load(self.path) if self.path.exists() else None
+
+    def save(self, result: Result, *, now: bool = False) -> None:
+        """Write *result*; without *now* at most once a second."""
+        if not now and time.monotonic() - self._last < _EVERY_SECONDS:
+            return
+        result.updated = datetime.now(UTC)
+        self.write(self.path.name, result.model_dump_json(indent=1) + "\n")
+        self._last = time.monotonic()
+
+    def write(self, name: str, text: str) -> None:
+        """Write another file into the folder, scrubbed."""
+        write_text(self.folder / name, self._secrets.scrub(text))
