@@ -46,26 +46,34 @@ def _expand_tile(
     which = begin + tl.arange(0, EXCEPTIONS)
     words = tl.load(exceptions + which, mask=which < end, other=0)
 
-    g = tl.arange(0, SLABS)[:, None, None, None]
-    c = tl.arange(0, CHUNKS)[None, :, None, None]
-    lane = tl.arange(0, LANES)[None, None, :, None]
-    q = tl.arange(0, 4)[None, None, None, :]
+    # Codes and results have one flat dimension for (slab, chunk, lane): with three, Triton's coalescing breaks ties
+    # between strided dimensions by their number and may give neighbouring threads to neighbouring chunks, 16 bytes
+    # every 512. The bases have three, so that a thread loads one word per slab; the reshape moves nothing.
+    thread = tl.arange(0, SLABS * CHUNKS * LANES)[:, None]
+    g = thread // (LANES * CHUNKS)
+    inside = thread % (LANES * CHUNKS) * 4 + tl.arange(0, 4)[None, :]
+    g4 = tl.arange(0, SLABS)[:, None, None, None]
+    c4 = tl.arange(0, CHUNKS)[None, :, None, None]
+    lane4 = tl.arange(0, LANES)[None, None, :, None]
+    shift4 = 8 * tl.arange(0, 4)[None, None, None, :]
+    ALL: tl.constexpr = (SLABS, CHUNKS, LANES, 4)
+    FLAT: tl.constexpr = (SLABS * CHUNKS * LANES, 4)
     source = fixed + slab.to(tl.int64) * STRIDE
     target = out + slab.to(tl.int64) * (2 * HALF)
     for step in tl.static_range(0, PART, CHUNKS):
-        chunk = part * PART + step + c
-        codes = tl.load(source + (g * STRIDE + 32 + chunk * (4 * LANES) + lane * 4 + q))
+        chunk = part * PART + step
+        codes = tl.load(source + 32 + chunk * (4 * LANES) + (g * STRIDE + inside))
         if LANES == 32:
-            base = tl.load(source + (g * STRIDE + lane))
-            low = (base >> (8 * q) & 0xFF) * 0x01010101
+            base = tl.load(source + (g4 * STRIDE + lane4))
+            low = tl.reshape(tl.broadcast_to((base >> shift4 & 0xFF) * 0x01010101, ALL), FLAT)
             high = low
         else:
-            odd = chunk % 2
-            base = tl.load(source + (g * STRIDE + odd * 16 + lane))
-            low = (base >> (8 * q) & 0xFF) * 0x01010101
-            base = tl.load(source + (g * STRIDE + (1 - odd) * 16 + lane))
-            high = (base >> (8 * q) & 0xFF) * 0x01010101
-        place = target + (g * (2 * HALF) + chunk * (4 * LANES) + lane * 4 + q)
+            odd = (chunk + c4) % 2
+            base = tl.load(source + (g4 * STRIDE + odd * 16 + lane4))
+            low = tl.reshape(tl.broadcast_to((base >> shift4 & 0xFF) * 0x01010101, ALL), FLAT)
+            base = tl.load(source + (g4 * STRIDE + (1 - odd) * 16 + lane4))
+            high = tl.reshape(tl.broadcast_to((base >> shift4 & 0xFF) * 0x01010101, ALL), FLAT)
+        place = target + chunk * (4 * LANES) + (g * (2 * HALF) + inside)
         tl.store(place, (codes & 0x0F0F0F0F) + low)
         tl.store(place + HALF, (codes >> 4 & 0x0F0F0F0F) + high)
 
