@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from .expand_kernels import expand_all, expand_routed
-from .launch import PrebuiltLaunch
-from .planes import PlaneGeometry, ScalePlanes
+from .launch import PrebuiltLaunch, interpreted
+from .planes import PlaneGeometry, ScalePlanes, expand
 
 WARPS = 8
 TILE_WORDS = 4096
@@ -93,9 +93,9 @@ class LayerExpansion:
                     num_warps=WARPS,
                 )
 
-    def expand(self) -> None:
-        """Expand every expert of both planes: one launch."""
-        self._all(self.experts * self._tiles)
+    def expand(self, stream: torch.cuda.Stream | None = None) -> None:
+        """Expand every expert of both planes: one launch, on *stream* or else the current one."""
+        self._all(self.experts * self._tiles, stream=stream)
 
     def expand_routed(self, topk_ids: torch.Tensor) -> None:
         """Expand the experts that *topk_ids* names: one launch.
@@ -118,6 +118,35 @@ class LayerExpansion:
             )
         ids = topk_ids.data_ptr() if launch.prebuilt else topk_ids
         launch((self.experts if by_expert else count) * self._tiles, ids, count)
+
+
+class HostExpansion:
+    """`LayerExpansion` for CPU tensors, by the reference: for running what is above it without a GPU."""
+
+    def __init__(
+        self, w13: ScalePlanes, w2: ScalePlanes, scratch13: torch.Tensor, scratch2: torch.Tensor
+    ) -> None:
+        _check(w13, w2, scratch13, scratch2)
+        self.experts = w13.geometry.experts
+        self._pairs = ((w13, scratch13.view(torch.uint8)), (w2, scratch2.view(torch.uint8)))
+
+    def expand(self, stream: None = None) -> None:
+        for planes, scratch in self._pairs:
+            scratch.copy_(expand(planes))
+
+    def expand_routed(self, topk_ids: torch.Tensor) -> None:
+        ids = topk_ids.unique().to(torch.int64)
+        ids = ids[(ids >= 0) & (ids < self.experts)]
+        for planes, scratch in self._pairs:
+            scratch[ids] = expand(planes)[ids]
+
+
+def make_expansion(
+    w13: ScalePlanes, w2: ScalePlanes, scratch13: torch.Tensor, scratch2: torch.Tensor
+) -> LayerExpansion | HostExpansion:
+    """The expansion for the device of the planes; arguments and errors as for `LayerExpansion`."""
+    host = w13.fixed.device.type == "cpu" and not interpreted(expand_all)
+    return (HostExpansion if host else LayerExpansion)(w13, w2, scratch13, scratch2)
 
 
 def _check(

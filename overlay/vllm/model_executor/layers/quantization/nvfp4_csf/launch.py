@@ -71,13 +71,20 @@ class PrebuiltLaunch:
         """Whether calls take the short way."""
         return self._run is not None
 
-    def __call__(self, programs: int, *varying: Any) -> None:
-        """Launch *programs* programs on the current stream. Varying tensors may be given as addresses."""
+    def __call__(
+        self, programs: int, *varying: Any, stream: torch.cuda.Stream | None = None
+    ) -> None:
+        """Launch *programs* programs on *stream*, by default the current one.
+
+        Varying tensors may be given as addresses where the launch is `prebuilt`.
+        """
         if self._run is None:
             arguments = (*self._tensors, *varying, *self._constants)
-            self._kernel[(programs,)](*arguments, num_warps=self._num_warps)
+            with torch.cuda.stream(stream):  # None changes nothing
+                self._kernel[(programs,)](*arguments, num_warps=self._num_warps)
             return
+        handle = self._stream_of(self._device) if stream is None else stream.cuda_stream
         self._run(
-            programs, 1, 1, self._stream_of(self._device), self._function, self._metadata, None, None, None,
+            programs, 1, 1, handle, self._function, self._metadata, None, None, None,
             *self._addresses, *varying, *self._constants,
         )  # fmt: skip
