@@ -235,3 +235,12 @@ def snapshot(root: Path) -> dict[str, tuple[bytes, int]]:
 def contents(root: Path) -> dict[str, bytes]:
     """Files below *root* without modes."""
     return {name: data for name, (data, _) in snapshot(root).items() if not name.endswith("/")}
+
+
+def run_python(code: str, cwd: Path) -> str:
+    """What *code* prints in a fresh process that starts in *cwd* and writes bytecode."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    command = [PYTHON, "-c", code]
+    return subprocess.run(
+        command, cwd=cwd, env=env, capture_output=True, text=True, check=True
+    ).stdout.strip()

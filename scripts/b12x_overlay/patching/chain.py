@@ -57,7 +57,8 @@ def _link(step: Step, data: bytes, *, reverse: bool) -> bytes:
     if sha256(result) != wanted:
         raise ChainError(
             f"{step.diff.path}: {'taking off' if reverse else 'applying'} {step.patch} gives sha256 "
-            f"{sha256(result)[:12]}, the pin file says {wanted[:12]}; run scripts/apply-patches export"
+            f"{sha256(result)[:12]}, the pin file says {wanted[:12]}: patches/{step.patch}.patch is truncated or was "
+            "edited; restore it with git, or run scripts/apply-patches export"
         )
     return result
 

@@ -98,7 +98,7 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     try:
         patch_set = patchset.load(PATCHES, OVERLAY)
     except PatchSetError as error:
-        raise CommandError(str(error), reason="bad-patch-set") from error
+        raise CommandError(str(error), code=ExitCode.FAILED, reason="bad-patch-set") from error
     if args.verb == "bump":
         from b12x_overlay.patching import bump
 

@@ -11,7 +11,7 @@ from b12x_overlay.exitcodes import ExitCode
 from b12x_overlay.patching import bytecode, lock, plan, record, transaction
 from b12x_overlay.patching.chain import ChainError, at, position
 from b12x_overlay.patching.entry import Blocked, Change, Entry
-from b12x_overlay.patching.patchset import PatchSet
+from b12x_overlay.patching.patchset import MARKER, PatchSet
 from b12x_overlay.patching.state import FileState, Judgement, State, judge
 from b12x_overlay.patching.survey import Survey, survey
 from b12x_overlay.patching.target import FolderTarget, refuse_to_write, with_record
@@ -168,7 +168,7 @@ def _prepare(
             [],
             Outcome(verb, "refused", ExitCode.REFUSED, judgement, problems=_unique(bad)),
         )
-    return seen, with_record(target, made.changes, _final(seen, made.changes)), None
+    return seen, _with_record(target, seen, made.changes), None
 
 
 _FINE = (State.APPLIED, State.NOT_APPLIED, State.OTHER_SET)
@@ -182,12 +182,21 @@ def _plan(verb: str, seen: Survey) -> plan.Plan:
     try:
         return plan.apply(seen) if verb == "apply" else plan.revert(seen)
     except ChainError as error:
-        raise CommandError(f"patches/ is not in order: {error}", reason="bad-patch-set") from error
+        raise CommandError(
+            f"patches/ is not in order: {error}", code=ExitCode.FAILED, reason="bad-patch-set"
+        ) from error
 
 
 def _leftover_changes(verb: str, target: FolderTarget, after: Survey) -> bool:
     made = _plan(verb, after)
-    return bool(made.problems or with_record(target, made.changes, _final(after, made.changes)))
+    return bool(made.problems or _with_record(target, after, made.changes))
+
+
+def _with_record(target: FolderTarget, seen: Survey, changes: list[Change]) -> list[Change]:
+    added = {MARKER, *(file.path for file in seen.patch_set.overlay)}
+    if seen.recorded is not None:
+        added |= seen.recorded.overlay.keys()
+    return with_record(target, changes, _final(seen, changes), added)
 
 
 def _final(seen: Survey, changes: list[Change]) -> dict[str, Entry | None]:

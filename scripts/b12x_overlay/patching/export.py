@@ -27,7 +27,8 @@ from b12x_overlay.paths import OVERLAY, PATCHES
 _TRAILER = re.compile(r"^Patch: *([a-z0-9][a-z0-9-]*) *$", re.MULTILINE)
 _FORMAT = (
     "format-patch", "-1", "--stdout", "--zero-commit", "--keep-subject", "--no-stat", "--no-signature", "--full-index",
-    "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", "--unified=3", "--src-prefix=a/", "--dst-prefix=b/",
+    "--no-attach", "--no-thread", "--no-cover-letter", "--no-numbered", "--no-notes", "--no-to", "--no-cc",
+    "--no-add-header", "--no-from", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", "--unified=3", "--src-prefix=a/", "--dst-prefix=b/",
 )  # fmt: skip
 
 
@@ -43,7 +44,10 @@ class Exported:
 def command(args: argparse.Namespace, console: Console) -> int:
     """Export; with --dry-run only say what would change."""
     made = gitrepo.open_checkout(Path(args.target).expanduser().resolve())
-    if made.run("status", "--porcelain", "--untracked-files=no"):
+    # the marker is written anew by every apply and is not exported
+    if made.run(
+        "status", "--porcelain", "--untracked-files=no", "--", ":(top)", f":(top,exclude){MARKER}"
+    ):
         raise CommandError(
             f"{made.root} has changes that are not committed; export takes commits only",
             reason="uncommitted-changes",
@@ -52,7 +56,7 @@ def command(args: argparse.Namespace, console: Console) -> int:
     try:
         document = patchset.read_pin_file(PATCHES)
     except PatchSetError as error:
-        raise CommandError(str(error), reason="bad-patch-set") from error
+        raise CommandError(str(error), code=ExitCode.FAILED, reason="bad-patch-set") from error
     claims = {
         str(row.get("name")): tuple(row.get("overlay", [])) for row in document.get("patch", [])
     }
@@ -213,7 +217,9 @@ def _check_result() -> None:
         patchset.load(PATCHES, OVERLAY)
     except PatchSetError as error:
         raise CommandError(
-            f"exported, but the set is not in order: {error}", reason="bad-patch-set"
+            f"exported, but the set is not in order: {error}",
+            code=ExitCode.FAILED,
+            reason="bad-patch-set",
         ) from error
 
 

@@ -31,9 +31,8 @@ _NEUTRAL = (
     "diff.noprefix=false", "diff.mnemonicPrefix=false", "diff.algorithm=myers", "diff.context=3",
     "diff.interHunkContext=0", "diff.suppressBlankEmpty=false", "diff.indentHeuristic=true", "diff.orderFile=/dev/null",
     "diff.renames=false", "diff.external=", "diff.submodule=short", "diff.wsErrorHighlight=none", "color.ui=false",
-    "format.attach=false", "format.coverLetter=false", "format.encodeEmailHeaders=true", "format.from=false",
-    "format.mboxrd=false", "format.notes=false", "format.numbered=false", "format.signature=", "format.signOff=false",
-    "format.subjectPrefix=", "format.suffix=.patch", "format.thread=false", "format.useAutoBase=false",
+    "format.encodeEmailHeaders=true", "format.mboxrd=false", "format.signature=", "format.signOff=false",
+    "format.useAutoBase=false",
 )  # fmt: skip
 _KEPT = ("GIT_COMMITTER_", "GIT_CONFIG", "GIT_EXEC_PATH", "GIT_TRACE")
 
@@ -221,6 +220,7 @@ def _message(made: Checkout, patch: Patch) -> tuple[bytes, dict[str, str]]:
     if not all(author.values()) or b"Subject" not in fields:
         raise CommandError(
             f"patches/{patch.name}.patch has no From, Date and Subject lines",
+            code=ExitCode.FAILED,
             reason="bad-patch-set",
         )
     return fields[b"Subject"] + b"\n\n" + text, author

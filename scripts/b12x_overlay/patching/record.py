@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """RECORD, the list of an installed package's files: rows of changed files are rewritten, all others kept as they are.
 
-Rows of touched files change in place, rows of files that the set adds are appended, and both are undone by the same
-function on revert, so that RECORD returns to its original bytes. Rows of compiled files have no hash and stay.
+Rows of touched files change in place, rows of files that the set adds stand at the end in the order of their names,
+and both are undone by the same function on revert, so that RECORD returns to its original bytes. Rows of compiled files have no hash and stay.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import base64
 import csv
 import hashlib
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from b12x_overlay.patching.diff import split_lines
 from b12x_overlay.patching.entry import Entry
@@ -23,26 +23,25 @@ def row_hash(data: bytes) -> str:
     return f"sha256={digest}"
 
 
-def update(record: bytes, files: Mapping[str, Entry | None]) -> bytes:
-    """*record* with the rows of *files* as their bytes want them; None removes a row."""
+def update(record: bytes, files: Mapping[str, Entry | None], added: Collection[str] = ()) -> bytes:
+    """*record* with the rows of *files* as their bytes want them; None removes a row; *added* go to the end."""
     lines = split_lines(record)
     end = b"\r\n" if lines and lines[0].endswith(b"\r\n") else b"\n"
     out: list[bytes] = []
     seen: set[str] = set()
     for line in lines:
         fields = _fields(line)
-        if fields[0] not in files:
+        path = fields[0]
+        if path not in files:
             out.append(line)
-            continue
-        seen.add(fields[0])
-        entry = files[fields[0]]
-        if entry is not None:
-            out.append(_row(fields[0], entry, end) if fields[1:2] != [""] else line)
+        elif (entry := files[path]) is not None and path not in added:
+            seen.add(path)
+            out.append(_row(path, entry, end) if fields[1:2] != [""] else line)
     if out and not out[-1].endswith(b"\n"):
         out[-1] += end
     out += [
         _row(path, entry, end)
-        for path, entry in files.items()
+        for path, entry in sorted(files.items())
         if entry is not None and path not in seen
     ]
     return b"".join(out)

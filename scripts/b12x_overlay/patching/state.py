@@ -89,7 +89,8 @@ def judge(survey: Survey) -> Judgement:
         )
         for patch in survey.patch_set.patches
     )
-    bare = all(patch.state in (State.NOT_APPLIED, State.ABSORBED) for patch in patches)
+    touched = [file.state for patch in patches for file in patch.files if file.role == "patched"]
+    bare = all(state in (State.NOT_APPLIED, State.ABSORBED, State.MISSING) for state in touched)
     extra = (_marker(survey, bare), *_older(survey))
     states = {patch.state for patch in patches}
     faults = {file.state for file in extra} - {State.APPLIED, State.NOT_APPLIED}
@@ -140,11 +141,11 @@ def _touched(survey: Survey, path: str, patch: str) -> FileState:
             found.sha256,
             f"as patch set {old.patchset} leaves it",
         )
-    return _strange(path, found, chain, step)
+    return _strange(path, found, chain, step, ours=old is not None)
 
 
-def _strange(path: str, found: Entry, chain: Chain, step: Step) -> FileState:
-    """Bytes that no patch set explains: say in what way."""
+def _strange(path: str, found: Entry, chain: Chain, step: Step, *, ours: bool) -> FileState:
+    """Bytes that no patch set explains: say in what way. *ours*: a marker says that a set was applied here."""
     digests = {chain[0].before, *(one.after for one in chain)}
     if Entry(found.data.replace(b"\r\n", b"\n")).sha256 in digests:
         return FileState(
@@ -153,6 +154,11 @@ def _strange(path: str, found: Entry, chain: Chain, step: Step) -> FileState:
         )  # fmt: skip
     fits = fit.fit_file(step.diff, found.data)
     kind = fit.summary(fits)
+    if fits and kind is fit.Fit.ABSORBED and ours:
+        detail = "edited after the patch was applied"
+        return FileState(
+            path, "patched", State.MODIFIED, step.after, found.sha256, detail, "edited"
+        )
     if fits and kind is fit.Fit.ABSORBED:
         return FileState(
             path, "patched", State.ABSORBED, step.after, found.sha256,

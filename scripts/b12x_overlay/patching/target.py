@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,13 +101,16 @@ def refuse_to_write(target: FolderTarget) -> None:
 
 
 def with_record(
-    target: FolderTarget, changes: list[Change], files: dict[str, Entry | None]
+    target: FolderTarget,
+    changes: list[Change],
+    files: dict[str, Entry | None],
+    added: Collection[str],
 ) -> list[Change]:
-    """*changes* and the RECORD rows that *files* (every path's final content) want."""
+    """*changes* and the RECORD rows that *files* (every path's final content) want; *added* are not upstream's."""
     entry = target.record_entry()
     if entry is None or target.record is None:
         return changes
-    data = record.update(entry.data, files)
+    data = record.update(entry.data, files, added)
     if data == entry.data:
         return changes
     return [*changes, Change(target.record, entry, Entry(data, entry.executable))]

@@ -101,7 +101,11 @@ def write(
     new_info = f"{target.info.split('-')[0]}-{new_version}.dist-info"
     metadata = _metadata(target, new_version)
     rows: dict[str, Entry | None] = {**files, f"{target.info}/METADATA": Entry(metadata)}
-    listing = record.rename(record.update(_bytes(target, "RECORD"), rows), target.info, new_info)
+    listing = record.rename(
+        record.update(_bytes(target, "RECORD"), rows, files.keys() - target.names),
+        target.info,
+        new_info,
+    )
     console.progress(f"writing {result}")
     handle, name = tempfile.mkstemp(prefix=f".{result.name}-", dir=result.parent)
     temporary = Path(name)
@@ -198,7 +202,9 @@ def _plan(seen: Survey) -> plan.Plan:
     try:
         made = plan.apply(seen)
     except ChainError as error:
-        raise CommandError(f"patches/ is not in order: {error}", reason="bad-patch-set") from error
+        raise CommandError(
+            f"patches/ is not in order: {error}", code=ExitCode.FAILED, reason="bad-patch-set"
+        ) from error
     if any(change.new is None for change in made.changes):
         raise CommandError(
             "the wheel holds another patch set of this project",
