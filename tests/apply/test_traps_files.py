@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from apply.factory import (
     REPO,
     Project,
     Series,
+    contents,
     lay,
     lay_installed,
     patch_text,

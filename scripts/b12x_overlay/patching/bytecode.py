@@ -27,14 +27,14 @@ def compiled(source: Path) -> list[Path]:
 
 
 def remove(sources: Iterable[Path]) -> None:
-    """Remove the compiled copies of *sources*, and ``__pycache__`` folders that become empty."""
+    """Remove the compiled copies of *sources*, and their ``__pycache__`` folders where nothing else is in them."""
     folders = set()
     for source in sources:
         for path in compiled(source):
             path.unlink(missing_ok=True)
-            folders.add(path.parent)
+        folders.add(source.parent / "__pycache__")
     for folder in folders:
-        if not any(folder.iterdir()):
+        if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
             folder.rmdir()
 
 

@@ -26,6 +26,7 @@ from typing import Any
 from b12x_overlay.console import CommandError
 from b12x_overlay.exitcodes import ExitCode
 from b12x_overlay.patching import bytecode
+from b12x_overlay.patching.diff import safe_path
 from b12x_overlay.patching.entry import Change, Entry
 from b12x_overlay.patching.tree import Tree
 
@@ -49,9 +50,10 @@ class Unfinished:
 def unfinished(tree: Tree) -> Unfinished | None:
     """The interrupted (or running) run in *tree*, if any; reads only."""
     journal = _read_journal(tree)
-    return (
-        None if journal is None else Unfinished(str(journal["verb"]), journal["state"] == "commit")
-    )
+    if journal is None:  # or stopped while it wrote its journal for the first time
+        begun = os.path.lexists(tree.path(JOURNAL + _TEMPORARY))
+        return Unfinished("apply or revert", committed=False) if begun else None
+    return Unfinished(str(journal["verb"]), journal["state"] == "commit")
 
 
 def _digest(entry: Entry | None) -> str:
@@ -60,16 +62,17 @@ def _digest(entry: Entry | None) -> str:
 
 def recover(tree: Tree) -> Unfinished | None:
     """Finish or undo an interrupted run. The caller holds the lock."""
+    left = unfinished(tree)
     journal = _read_journal(tree)
     _discard(tree.path(JOURNAL + _TEMPORARY))
     if journal is None:
-        return None
+        return left
     if journal["state"] == "commit":
         _forget_foreign(tree, journal)
         _finish(tree, journal)
     else:
         _undo(tree, journal)
-    return Unfinished(str(journal["verb"]), journal["state"] == "commit")
+    return left
 
 
 def run(tree: Tree, verb: str, changes: Sequence[Change]) -> None:
@@ -107,9 +110,9 @@ def _plan_journal(tree: Tree, verb: str, changes: Sequence[Change]) -> dict[str,
         "verb": verb,
         "state": "prepare",
         "folders": folders,
-        # with the digest of what is replaced, so that a later roll-forward overwrites nothing else
-        "write": {change.path: _digest(change.old) for change in changes if change.new is not None},
-        "delete": {change.path: _digest(change.old) for change in changes if change.new is None},
+        # with the digests before and after, so that a later roll-forward overwrites nothing else
+        "write": {c.path: [_digest(c.old), _digest(c.new)] for c in changes if c.new is not None},
+        "delete": {c.path: [_digest(c.old)] for c in changes if c.new is None},
     }
 
 
@@ -180,9 +183,9 @@ def _finish(tree: Tree, journal: dict[str, Any]) -> None:
 def _forget_foreign(tree: Tree, journal: dict[str, Any]) -> None:
     """Leave alone what was replaced by somebody else since the interruption (a reinstall, an edit)."""
     for kind in ("write", "delete"):
-        for name, digest in list(journal[kind].items()):
+        for name, digests in list(journal[kind].items()):
             found = tree.read(name)
-            if isinstance(found, Entry) and found.sha256 != digest:
+            if isinstance(found, Entry) and found.sha256 not in digests:
                 _discard(_temporary(tree.path(name)))
                 del journal[kind][name]
 
@@ -284,7 +287,21 @@ def _read_journal(tree: Tree) -> dict[str, Any] | None:
     found = tree.read(JOURNAL)
     if not isinstance(found, Entry):
         return None
-    journal: dict[str, Any] = json.loads(found.data.decode(errors="surrogateescape"))
+    try:
+        journal: dict[str, Any] = json.loads(found.data.decode(errors="surrogateescape"))
+        names = [*journal["folders"], *journal["write"], *journal["delete"]]
+        if (
+            not all(map(safe_path, names))
+            or journal["state"] not in ("prepare", "commit")
+            or not journal["verb"]
+        ):
+            raise ValueError("unknown state")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CommandError(
+            f"{tree.path(JOURNAL)}, the journal of an interrupted run, is damaged: {error}",
+            reason="damaged-journal",
+            hint="remove it, then look at scripts/apply-patches status",
+        ) from error
     return journal
 
 
