@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import b12x_overlay.csf.core  # noqa: F401 - makes the package importable as nvfp4_csf
 import numpy as np
@@ -51,16 +52,23 @@ class Case:
     """Both planes of one made-up layer, its poisoned scratch, and what belongs there."""
 
     def __init__(
-        self, shape: tuple, device: str, *, wild: bool = False, words: int | None = None
+        self,
+        shape: tuple,
+        device: str,
+        *,
+        wild: bool = False,
+        words: int | None = None,
+        seed: int = 0,
+        scratch: list[torch.Tensor] | None = None,
     ) -> None:
         self.experts, *geometries = shape
-        self.planes, self.scratch, self.wanted = [], [], []
-        for seed, (rows, columns) in enumerate(geometries):
-            scales = scales_of(self.experts, rows, columns, 100 * seed, wild=wild)
+        self.planes, self.wanted = [], []
+        for index, (rows, columns) in enumerate(geometries):
+            scales = scales_of(self.experts, rows, columns, seed + 100 * index, wild=wild)
             built = planes.build([codec.encode(matrix) for matrix in scales])
             self.wanted.append(planes.expand(built).to(device))
             self.planes.append(built.to(device))
-            self.scratch.append(torch.empty_like(self.wanted[-1]))
+        self.scratch = scratch or [torch.empty_like(wanted) for wanted in self.wanted]
         self.poison()
         default = expansion.TILE_WORDS
         try:
@@ -128,24 +136,29 @@ def routed_experts_only(device: str) -> None:
 
 
 @check
-def many_ids_are_all_looked_at(device: str) -> None:
-    case = Case((3, (128, 8), (128, 4)), device)
-    ids = torch.full((expansion.IDS_PER_LOAD * 2 + 5, 2), -1, dtype=torch.int32, device=device)
-    ids[-1, -1] = 2
-    ids[expansion.IDS_PER_LOAD // 2, 0] = 0
-    case.layer.expand_routed(ids)
-    case.expect({0, 2})
+def ids_beyond_the_first_load_are_looked_at(device: str) -> None:
+    with few_ids_per_load(4):
+        many = Case((3, (128, 8), (128, 4)), device)
+        ids = torch.full((9, 2), -1, dtype=torch.int32, device=device)
+        ids[-1, -1] = 2
+        ids[2, 0] = 0
+        many.layer.expand_routed(ids)
+        many.expect({0, 2})
+        # Not more ids than experts: the copy's programs must find the first one, two loads before them.
+        doubled = Case((10, (128, 4), (128, 4)), device)
+        ids = torch.arange(10, dtype=torch.int32, device=device)
+        ids[-1] = 0
+        doubled.layer.expand_routed(ids)
+        doubled.expect(set(range(9)))
 
 
-@check
-def a_doubled_id_far_behind_is_expanded_once(device: str) -> None:
-    # More ids than one load, but not more than experts: the copy's program must find the first one.
-    experts = expansion.IDS_PER_LOAD + 40
-    case = Case((experts, (128, 4), (128, 4)), device)
-    ids = torch.arange(experts, dtype=torch.int32, device=device)
-    ids[-1] = 0
-    case.layer.expand_routed(ids)
-    case.expect(set(range(experts - 1)))
+@contextmanager
+def few_ids_per_load(count: int) -> Iterator[None]:
+    default, expansion.IDS_PER_LOAD = expansion.IDS_PER_LOAD, count
+    try:
+        yield
+    finally:
+        expansion.IDS_PER_LOAD = default
 
 
 @check

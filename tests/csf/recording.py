@@ -18,7 +18,7 @@ import torch
 Clock = dict[str, int]
 
 
-class Race(AssertionError):
+class RaceError(AssertionError):
     """Two accesses to the scratch that no wait orders."""
 
 
@@ -89,7 +89,7 @@ class Scratch:
         self.streams.log.append(access.what)
         for other in (self.last_write, *self.reads):
             if other is not None and not ordered(other, access):
-                raise Race(f"{access.what} beside: {other.what}")
+                raise RaceError(f"{access.what} beside: {other.what}")
         self.last_write, self.reads = access, []
         self.holds = layer if whole else f"{layer} (routed)"
 
@@ -98,7 +98,7 @@ class Scratch:
         self.streams.log.append(access.what)
         assert self.last_write is not None, f"{access.what} before any expansion"
         if not ordered(self.last_write, access):
-            raise Race(f"{access.what} beside: {self.last_write.what}")
+            raise RaceError(f"{access.what} beside: {self.last_write.what}")
         assert self.holds is not None
         held = self.holds.removesuffix(" (routed)")
         assert held == layer, f"{access.what}, but the scratch holds the scales of {held}"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from csf.recording import Race, RecordedExpansion, RecordingStreams, Scratch, ids_for
+from csf.recording import RaceError, RecordedExpansion, RecordingStreams, Scratch, ids_for
 from nvfp4_csf.prefetch import ScaleScratch
 
 EXPERTS = 8
@@ -417,5 +417,5 @@ def test_the_checker_sees_a_missing_wait() -> None:
     with model.forward() as context:
         model.moe(0)
         context.pending_scales = None
-    with pytest.raises(Race):
+    with pytest.raises(RaceError):
         model.replay()
