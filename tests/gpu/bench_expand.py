@@ -73,7 +73,7 @@ def same_bytes(layer: object, decoder: object, scratch: tuple) -> bool:
     return all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def expand(shapes: list[Shape], count: int = 3) -> None:
+def expand(shapes: list[Shape], count: int = 2) -> None:
     copy = copy_bandwidth()
     print(f"# expand, all experts, one launch. {versions()}")
     print(f"2 GiB device copy: {copy.median:.0f} GB/s [{copy.low:.0f}, {copy.high:.0f}]")
@@ -149,9 +149,7 @@ def sweep(shape: Shape) -> None:
     scratch = scratch_of(shape)
     base = make_layers(shape, 3, scratch)
     variants = {}
-    for words, warps, exceptions in itertools.product(
-        (1024, 2048, 4096, 8192), (4, 8, 16), (64, 128)
-    ):
+    for words, warps, exceptions in itertools.product((1024, 2048, 4096, 8192), (4, 8), (128, 256)):
         if not 4 <= words // (32 * warps) <= 32:
             continue
         expansion.TILE_WORDS, expansion.WARPS, expansion.EXCEPTIONS_PER_LOAD = (
@@ -173,5 +171,5 @@ COMMANDS = {
     "expand": lambda: expand([glm(tp) for tp in (1, 2, 4, 8)]),
     "encode": lambda: encode([glm(tp) for tp in (1, 2, 4, 8)]),
     "routed": lambda: routed(glm(2)),
-    "sweep": lambda: [sweep(glm(tp)) for tp in (2, 8, 1)],
+    "sweep": lambda: [sweep(glm(tp)) for tp in (2, 8)],
 }

@@ -164,7 +164,7 @@ def overlap(
     tokens: tuple[int, ...] = (2048, 8192, 32768),
     pauses: tuple[int, ...] = (0, 120, 300),
     *,
-    repetitions: int = 21,
+    repetitions: int = 13,
     random: bool = False,
 ) -> None:
     shape = glm(2)
@@ -199,7 +199,7 @@ def overlap(
                 count,
                 pause,
                 variants,
-                max(7, repetitions * 2048 // count if count > 8192 else repetitions),
+                repetitions if count <= 8192 else 5,
                 random,
             )
 
