@@ -10,7 +10,8 @@ of the b12x kernel, which a test replaces by a function of its own. Example of a
         llm = engine.llm(max_num_batched_tokens=32)
         return {"tokens": engine.generate(llm, [[1, 2, 3]], max_tokens=4)}
 
-Without triton for CPU vLLM 0.33.0 takes its V1 model runner here.
+vLLM 0.33.0 takes its V1 model runner here. With ``env=cpu_engine.V2`` it takes the V2 runner, whose triton kernels
+then run in triton's interpreter (about twice as slow, and the n-gram speculator's kernels do not run there).
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+# Environment of a child that is to use the V2 model runner. An empty CUDA_VISIBLE_DEVICES makes vLLM keep triton
+# although no driver is active.
+V2 = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "VLLM_USE_V2_MODEL_RUNNER": "1"}
 
 # A Qwen3-MoE of two layers that both b12x providers accept; vLLM fills it with dummy weights.
 TINY_MODEL: dict[str, Any] = {
@@ -48,8 +53,14 @@ TINY_MODEL: dict[str, Any] = {
 }
 
 
+_engine: Engine | None = None
+
+
 def start() -> Engine:
-    """Install the stand-ins. Call it before importing vllm; once per process."""
+    """Install the stand-ins, once. Call it before importing vllm."""
+    global _engine
+    if _engine is not None:
+        return _engine
     os.environ.update(
         VLLM_TARGET_DEVICE="cpu", VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1"
     )
@@ -65,9 +76,9 @@ def start() -> Engine:
     type(current_platform).supported_quantization = []  # empty means: no check
     sm120.allow_b12x()
     init_workspace_manager(torch.device("cpu"))
-    engine = Engine(b12x)
-    engine.replace_launch(lambda **launch: launch["output"].copy_(launch["hidden_states"]))
-    return engine
+    _engine = Engine(b12x)
+    _engine.replace_launch(lambda **launch: launch["output"].copy_(launch["hidden_states"]))
+    return _engine
 
 
 class Engine:

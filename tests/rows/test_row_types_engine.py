@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every row's type in the MoE layer equals the truth from the scheduler, on both model runners of the real engine.
+
+The comparison itself is in engine_cases.py, call by call, inside the child. Reading any tensor while row types are
+computed raises there. Each run must have met the situations that it is for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support import cpu_engine
+from support.child import ChildError, run_child
+
+ARMED = {"B12X_W4A16_A4_PREFILL_MIN_TOKENS": "1536"}
+EAGER = {"VLLM_B12X_A4_PREFILL_EAGER": "1"}
+RUNNERS = {"V1": {}, "V2": cpu_engine.V2}
+
+CHUNKS_AND_PREEMPTION = {
+    "first chunk",
+    "later chunk",
+    "decode",
+    "mixed step",
+    "one-token tail",
+    "resumed inside the prompt",
+    "recomputed past the prompt",
+    "chunk across the prompt's end",
+}
+PREFIX_HITS_AND_DRAFTS = {
+    "first chunk",
+    "later chunk",
+    "mixed step",
+    "verification",
+    "one-token tail with placeholder drafts",
+}
+
+
+def run(case: str, runner: str, **env: str) -> dict[str, Any]:
+    result: dict[str, Any] = run_child(
+        f"rows.engine_cases:{case}", env={**ARMED, **RUNNERS[runner], **env}
+    )
+    assert result["runner"] == runner
+    return result
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_chunks_preemption_and_resume(runner: str) -> None:
+    result = run("chunks_and_preemption", runner)
+    assert set(result["kinds"]) >= CHUNKS_AND_PREEMPTION
+    assert result["calls"] > 150
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_prefix_hits_and_speculation_with_the_eager_switch(runner: str) -> None:
+    """With the switch on, exactly the steps with prefill rows are dispatched without CUDA graphs."""
+    result = run("prefix_hits_and_drafts", runner, **EAGER)
+    assert set(result["kinds"]) >= PREFIX_HITS_AND_DRAFTS
+
+
+def test_off_is_off() -> None:
+    """Without the variable there is no row typer, whatever the other switch says."""
+    result = run_child("rows.engine_cases:row_typer_of_an_engine", env=EAGER)
+    assert result["typer"] is False
+    assert result["calls"] > 0
+    assert result["with_row_types"] == 0
+    assert result["eager_steps"] == 0
+
+
+def test_a_model_without_armed_layers_gets_no_row_types() -> None:
+    """The switch is on, but no layer runs A4: steps keep their graphs and carry no row types."""
+    result = run_child(
+        "rows.engine_cases:row_typer_of_an_engine", env={**ARMED, **EAGER}, arm=False
+    )
+    assert result["typer"] is True
+    assert result["with_row_types"] == 0
+    assert result["eager_steps"] == 0
+
+
+def test_the_comparison_can_fail() -> None:
+    """A rule that forgets the one-token tails is found out by the same run."""
+    with pytest.raises(ChildError, match="AssertionError"):
+        run("without_one_token_rule", "V1")
