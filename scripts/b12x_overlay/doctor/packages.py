@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import importlib.metadata
+import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,12 @@ def find(name: str) -> Installed | None:
 
 def package_folder(name: str) -> Path | None:
     """The folder that ``import name`` would use, or None; the package is not imported."""
-    spec = importlib.machinery.PathFinder.find_spec(name)
+    try:
+        spec = importlib.util.find_spec(
+            name
+        )  # of a top-level name: imports nothing, sees editable installs
+    except ValueError:
+        return None
     if spec is None or not spec.submodule_search_locations:
         return None
     return Path(next(iter(spec.submodule_search_locations))).resolve()
