@@ -53,11 +53,11 @@ def build(name: str, expected: Expected) -> bytes:
     stream = io.BytesIO()
     stream.write(_SHEBANG)
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-        for path in sorted(files):
-            info = zipfile.ZipInfo(path, _EPOCH)
+        for member in sorted(files):
+            info = zipfile.ZipInfo(member, _EPOCH)
             info.create_system = 3  # Unix, on every machine
             info.external_attr = 0o644 << 16
-            archive.writestr(info, files[path])
+            archive.writestr(info, files[member])
     return stream.getvalue()
 
 

@@ -22,7 +22,7 @@ _DESCRIPTION = """\
 Say whether the vllm that this Python would import is stock, patched or modified, with the files that differ. Compares
 bytes: no import of vllm or torch, no network, no GPU. With a manifest beside the program (in the image) its files and
 the program itself are checked too. Compare the content id with the image's label
-io.b12x-overlay.content-id and its tag: they must be the same.
+b12x-overlay.content-id and its tag: they must be the same.
 """
 
 _EPILOG = """\

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Export: the OCI archive, its SBOM and the receipt that binds them together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import tarfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from b12x_overlay import bootstrap
+from b12x_overlay.console import CommandError, Console
+from b12x_overlay.exitcodes import ExitCode
+from b12x_overlay.image.engines import Engine, ImageInfo
+from b12x_overlay.image.plan import Plan
+
+SCHEMA = "b12x-overlay-receipt/1"
+
+
+def export(
+    plan: Plan,
+    engine: Engine,
+    info: ImageInfo,
+    verdict: dict[str, Any],
+    folder: Path,
+    with_sbom: bool,
+    console: Console,
+) -> dict[str, Any]:
+    """Write archive, SBOM and receipt into *folder*; each appears under its name only when it is whole.
+
+    Raises:
+        CommandError: a file of that name exists, or a step failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    archive = folder / f"{plan.name.rpartition('/')[2]}-{plan.tag}.oci.tar"
+    bill, receipt = archive.with_suffix(".cdx.json"), archive.with_suffix(".receipt.json")
+    for path in (archive, bill, receipt):
+        if path.exists():
+            raise CommandError(
+                f"{path} exists", reason="exists", hint="remove it, or give another --output"
+            )
+    partial = archive.with_name(f".{archive.name}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        console.progress(f"exporting {archive}")
+        engine.export(plan.image, partial, plan.tag)
+        digest = manifest_digest(partial)
+        made: dict[str, Any] = {"archive": _file(partial, archive.name), "manifest_digest": digest}
+        if with_sbom:
+            console.progress("making the SBOM with syft (half a minute)")
+            text = sbom(partial, plan)
+            made["sbom"] = {"file": bill.name, "sha256": hashlib.sha256(text).hexdigest()}
+            _write(bill, text)
+        document = compose(plan, engine, info, verdict, made)
+        _write(receipt, (json.dumps(document, indent=1) + "\n").encode())
+        partial.replace(archive)
+    finally:
+        partial.unlink(missing_ok=True)
+    return document
+
+
+def compose(
+    plan: Plan, engine: Engine, info: ImageInfo, verdict: dict[str, Any], files: dict[str, Any]
+) -> dict[str, Any]:
+    """The receipt: what was built from what by what, what was checked, and the files' digests."""
+    return {
+        "schema": SCHEMA,
+        **plan.as_json(),
+        "built": {
+            "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "engine": engine.name,
+            "engine_version": engine.version(),
+            "machine": platform.machine(),
+            "image_id": info.id,
+            "layers": info.layers,
+        },
+        "checked": {"verify": verdict["state"], "files_compared": verdict.get("files", 0)},
+        "files": files,
+    }
+
+
+def manifest_digest(archive: Path) -> str:
+    """The digest under which a registry will know the image; "" for an archive without an OCI index."""
+    with tarfile.open(archive) as stream:
+        try:
+            member = stream.extractfile("index.json")
+        except KeyError:
+            return ""
+        assert member is not None
+        entries = json.load(member)["manifests"]
+    return str(entries[0]["digest"]) if entries else ""
+
+
+def sbom(archive: Path, plan: Plan) -> bytes:
+    """CycloneDX from syft, with this image as its subject.
+
+    Raises:
+        CommandError: syft cannot be set up, or fails.
+    """
+    try:
+        tool = bootstrap.ensure("image").parent / "syft"
+    except bootstrap.SetupError as error:
+        raise CommandError(
+            f"no SBOM: {error}", code=ExitCode.FAILED, reason="sbom", hint="leave it out: --no-sbom"
+        ) from error
+    command = [str(tool), "scan", "--quiet", "-o", "cyclonedx-json", f"oci-archive:{archive}"]
+    environment = {**os.environ, "SYFT_CHECK_FOR_APP_UPDATE": "false"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        text = (result.stderr.strip().splitlines() or ["no message"])[-1]
+        raise CommandError(
+            f"syft ended with {result.returncode}: {text}", code=ExitCode.FAILED, reason="sbom"
+        )
+    document = json.loads(result.stdout)
+    document.setdefault("metadata", {})["component"] = {
+        "type": "container",
+        "name": plan.name,
+        "version": plan.tag,
+        "properties": [
+            {"name": "b12x-overlay:content-id", "value": plan.content_id},
+            {"name": "b12x-overlay:patchset", "value": str(plan.inputs["patchset"]["patchset"])},
+            {"name": "b12x-overlay:base-digest", "value": plan.base.digest},
+        ],
+    }
+    return (json.dumps(document, indent=1) + "\n").encode()
+
+
+def _file(path: Path, name: str) -> dict[str, Any]:
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return {"file": name, "sha256": digest, "bytes": path.stat().st_size}
+
+
+def _write(path: Path, data: bytes) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(data)
+    partial.replace(path)
