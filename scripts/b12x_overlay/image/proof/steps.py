@@ -18,7 +18,6 @@ from b12x_overlay.image.proof.tools import STANDIN, Workshop, run
 from b12x_overlay.paths import REPO
 
 
-
 @dataclass
 class Seen:
     """What later steps need from earlier ones."""
@@ -195,7 +194,7 @@ def clash_is_diagnosed(seen: Seen) -> str:
     verdict = seen.shop.execute(container, "python3", f"{manifest.FOLDER}/verify")
     assert verdict.returncode == 0, verdict.stdout
     seen.shop.buildah("rm", container)
-    return recorded["found"]["b12x"]["label"]
+    return str(recorded["found"]["b12x"]["label"])
 
 
 def exports(seen: Seen) -> str:

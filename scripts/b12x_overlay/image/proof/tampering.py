@@ -38,7 +38,9 @@ _SHADOW = (
     "mkdir -p /tmp/other/vllm && touch /tmp/other/vllm/__init__.py && "
     f"printf 'import sys; sys.path.insert(0, \"/tmp/other\")' > {_SITE}/first.pth"
 )
-_ARCHITECTURE = f"sed -i 's/\"x86_64\"/\"mips\"/; s/\"aarch64\"/\"mips\"/' {manifest.FOLDER}/manifest.json"
+_ARCHITECTURE = (
+    f'sed -i \'s/"x86_64"/"mips"/; s/"aarch64"/"mips"/\' {manifest.FOLDER}/manifest.json'
+)
 
 TAMPERED: dict[str, tuple[str, str]] = {
     "one byte of a patched file": (f"printf '#' >> {VLLM}/{_MODELOPT}", "modelopt.py"),
