@@ -57,10 +57,13 @@ def test_one_bad_scale_in_one_half_of_one_expert_is_enough(
     assert "expert 2" in layer.calibration.reason
 
 
-def test_nothing_but_ones_is_a_placeholder(tmp_path: Path) -> None:
-    ones = {name: torch.tensor(1.0) for name in scales(0)}
-    layer = read_one(write(tmp_path, weights(0) | ones, NVFP4))
-    assert "placeholder" in layer.calibration.reason
+@pytest.mark.parametrize("value", [1.0, 1e-44])
+def test_placeholder_and_values_without_a_reciprocal(tmp_path: Path, value: float) -> None:
+    tensors = weights(0) | scales(0)
+    tensors[GATE] = torch.tensor(value)
+    layer = read_one(write(tmp_path, tensors, NVFP4))
+    assert not layer.calibration.calibrated
+    assert ("placeholder" in layer.calibration.reason) == (value == 1.0)
 
 
 def test_no_scales_at_all(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from b12x_overlay.doctor import checkpoint, features, serveargs, settings
+from b12x_overlay.doctor import a4, checkpoint, features, serveargs, settings
+from b12x_overlay.doctor import table as rows_of
 from b12x_overlay.doctor.abilities import Abilities
 from b12x_overlay.doctor.findings import Feature, Level
 from b12x_overlay.doctor.provider import Provider
@@ -30,7 +31,7 @@ def table(
     given = {"provider": BUNDLED, "patched": True, "gpu_ok": True, **seen}
     switches, _ = settings.read(environ)
     serve, _ = serveargs.parse(list(command))
-    rows = features.evaluate(features.Seen(switches, serve, read, **given))
+    rows = rows_of.evaluate(features.Seen(switches, serve, read, **given))
     return {row.name: row for row in rows}
 
 
@@ -132,6 +133,8 @@ def test_what_stands_in_the_way_is_named(
         ("--enable-dbo",),
         ("--kv-sharing-fast-prefill",),
         ("--enable-expert-parallel",),
+        ("--ubatch-size", "2"),
+        ("--cpu-offload-gb", "4"),
     ],
 )
 def test_set_ups_in_which_all_rows_run_w4a16(
@@ -168,7 +171,7 @@ def test_not_asked_for_says_what_it_would_do(good: checkpoint.Checkpoint) -> Non
 )
 def test_the_graph_limit(flags: tuple[str, ...], limit: int | None) -> None:
     serve, _ = serveargs.parse(["vllm", "serve", "m", *flags])
-    assert features.graph_limit(serve) == limit
+    assert a4.graph_limit(serve) == limit
 
 
 @pytest.mark.parametrize(
@@ -236,6 +239,15 @@ def test_variables(variable: str, value: str, level: Level | None) -> None:
     assert all(variable in finding.text for finding in found)
 
 
+def container_root(root: Path) -> Path:
+    """A container's own folder, without tensors."""
+    (root / "metadata").mkdir(parents=True)
+    (root / "tensors").mkdir()
+    (root / "manifest.json").write_text('{"schema": "lil-nvfp4-csf-checkpoint/1"}')
+    (root / "metadata" / "config.json").write_text("{}")
+    return root
+
+
 def test_a_csf_container_needs_its_flags(tmp_path: Path) -> None:
     root = tmp_path / "container"
     (root / "tensors").mkdir(parents=True)
@@ -250,7 +262,9 @@ def test_a_csf_container_needs_its_flags(tmp_path: Path) -> None:
     assert len(read.layers) == 2
     csf = table(read)["NVFP4-CSF"]
     assert (csf.asked, csf.active) == (True, False)
-    assert "--quantization nvfp4_csf --load-format nvfp4_csf" in csf.fix
+    assert "--load-format nvfp4_csf" in csf.fix
+    bare = checkpoint.read(container_root(tmp_path / "bare"))
+    assert "--serving-folder" in table(bare)["NVFP4-CSF"].fix
     flags = ("--quantization", "nvfp4_csf", "--load-format", "nvfp4_csf")
     rows = table(read, (*B12X, *flags))
     assert rows["NVFP4-CSF"].active is True
@@ -276,3 +290,42 @@ def test_compress_at_load(good: checkpoint.Checkpoint, tmp_path: Path) -> None:
     assert table(good, environ=environ)["NVFP4-CSF"].active is True
     plain = checkpoint.read(write(tmp_path / "plain", weights(0), None))
     assert table(plain, environ=environ)["NVFP4-CSF"].active is False
+    without = table(good, environ={settings.COMPRESS: "1"})["NVFP4-CSF"]
+    assert settings.FORCE_A16 in without.fix
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"hidden_size": 4000}, "128"),
+        ({"hidden_act": "relu2"}, "silu"),
+        ({"dtype": "float16"}, "--dtype bfloat16"),
+        ({"model_type": "llama4_text"}, "router weights"),
+        ({"architectures": ["DeepseekV41ForCausalLM"]}, "--no-swa-bounded-replay"),
+    ],
+)
+def test_models_that_the_kernels_do_not_take(
+    tmp_path: Path, config: dict[str, Any], words: str
+) -> None:
+    a4_row = table(checkpoint.read(calibrated(tmp_path, **config)))["A4 prefill"]
+    assert a4_row.active is False
+    assert words in a4_row.why + a4_row.fix
+
+
+def test_flags_can_make_it_work(tmp_path: Path) -> None:
+    half = checkpoint.read(calibrated(tmp_path / "half", dtype="float16"))
+    assert table(half, (*B12X, "--dtype", "bfloat16"))["A4 prefill"].active is True
+    replay = checkpoint.read(
+        calibrated(tmp_path / "replay", architectures=["DeepseekV41ForCausalLM"])
+    )
+    assert table(replay, (*B12X, "--no-swa-bounded-replay"))["A4 prefill"].active is True
+    assert (
+        table(half, (*B12X, "--dtype=bfloat16", "--cpu-offload-gb", "0"))["A4 prefill"].active
+        is True
+    )
+
+
+def test_a_calibrated_draft_layer_stays_draft(tmp_path: Path) -> None:
+    a4_row = table(checkpoint.read(calibrated(tmp_path, layers=(0, 1, 2))))["A4 prefill"]
+    assert "2 of 2 target layers armed" in a4_row.why
+    assert "1 draft layer" in a4_row.why

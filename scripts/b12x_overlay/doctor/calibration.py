@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Are the activation scales of an expert layer calibrated? Read from the checkpoint's ``input_scale`` values.
 
-The rule is the server's: a scale that is missing, zero, negative or not finite in any expert or half means that the
-layer is not calibrated, and so does a tensor of nothing but ones, which is upstream's placeholder.
+The rule is the server's (``b12x_a4/scales.py``): a scale that is missing, zero, negative, not finite, without a finite
+float32 reciprocal, or exactly one (upstream's placeholder for none) in any expert or half means that the layer is not
+calibrated.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+_FLOAT32_MAX = 3.4028234663852886e38
 
 HALVES = ("gate", "up", "down")
 """The three projections of an expert: w1, w3 (together w13) and w2."""
@@ -37,18 +40,21 @@ def judge(experts: int, scales: Mapping[str, Mapping[int, float]]) -> Calibratio
         missing = [expert for expert in range(experts) if expert not in values]
         if missing:
             return Calibration(False, f"no {half} input scale in {_some(missing)}")
-        bad = [
-            expert for expert, value in values.items() if not (math.isfinite(value) and value > 0)
-        ]
+        bad = [expert for expert, value in values.items() if not _usable(value)]
         if bad:
             return Calibration(
                 False, f"{half} input scale {values[bad[0]]!r} in {_some(sorted(bad))}"
             )
-    if all(value == 1.0 for values in scales.values() for value in values.values()):
-        return Calibration(
-            False, "all input scales are 1.0, the placeholder of an uncalibrated export"
-        )
+        ones = [expert for expert, value in values.items() if value == 1.0]
+        if ones:
+            return Calibration(
+                False, f"{half} input scale 1.0, the placeholder for none, in {_some(sorted(ones))}"
+            )
     return Calibration(True)
+
+
+def _usable(value: float) -> bool:
+    return math.isfinite(value) and value > 0 and 1 / value <= _FLOAT32_MAX
 
 
 def _some(experts: Sequence[int]) -> str:

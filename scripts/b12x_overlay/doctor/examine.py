@@ -9,7 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from b12x_overlay.doctor import checkpoint, features, gpu, packages, provider, serveargs, settings
+from b12x_overlay.doctor import (
+    checkpoint,
+    features,
+    gpu,
+    packages,
+    provider,
+    serveargs,
+    settings,
+    table,
+)
 from b12x_overlay.doctor.checkpoint import Checkpoint
 from b12x_overlay.doctor.findings import Feature, Finding, Level
 from b12x_overlay.doctor.gpu import Gpus
@@ -119,8 +128,8 @@ def examine(
     patched = None if vllm.state is State.ABSENT else vllm.state is State.PATCHED
     seen = features.Seen(switches, serve, read, given, patched, all(known) if known else None)
     found += gpu.findings(gpus, packages.torch_cuda(), features.wants_gpu(seen), environ)
-    table = tuple(features.evaluate(seen))
-    return Report(tuple(found), table, packages.versions(), vllm, given, gpus, read, switches.given)
+    rows = tuple(table.evaluate(seen))
+    return Report(tuple(found), rows, packages.versions(), vllm, given, gpus, read, switches.given)
 
 
 def _serve(question: Question, found: list[Finding]) -> ServeArgs:

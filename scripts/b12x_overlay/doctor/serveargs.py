@@ -26,12 +26,12 @@ _SHORT = {
     "-cc": "compilation-config",
 }
 _SWITCHES = {
-    "enable-expert-parallel", "enforce-eager", "enable-dbo", "kv-sharing-fast-prefill", "enable-sleep-mode",
+    "enable-expert-parallel", "enforce-eager", "enable-dbo", "kv-sharing-fast-prefill", "enable-sleep-mode", "swa-bounded-replay",
 }  # fmt: skip
 _JSON = {"kernel-config", "speculative-config", "compilation-config"}
 _INTEGERS = {
     "tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "prefill-context-parallel-size",
-    "decode-context-parallel-size", "ubatch-size", "max-num-seqs", "max-num-batched-tokens",
+    "decode-context-parallel-size", "ubatch-size", "max-num-seqs", "max-num-batched-tokens", "offload-group-size",
 }  # fmt: skip
 _TEXTS = {
     "model",
@@ -40,6 +40,7 @@ _TEXTS = {
     "load-format",
     "config",
     "cpu-offload-gb",
+    "dtype",
     "revision",
 }
 _SUFFIXES = {"k": 1000, "K": 1024, "m": 10**6, "M": 2**20}
