@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Git checkouts: apply --commit, export back to byte-identical files, what export refuses (trap 24)."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from apply.conftest import A
+from apply.factory import REPO, Project, Series, contents, lay, place, snapshot
+from b12x_overlay import bootstrap, paths
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+IDENTITY = {"GIT_CONFIG_NOSYSTEM": "1"}
+CONFIG = "[user]\n\tname = Tester\n\temail = t@example.invalid\n[init]\n\tdefaultBranch = main\n"
+
+
+def git(root: Path, *args: str) -> str:
+    done = subprocess.run(["git", *args], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture(autouse=True)
+def identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A git identity, and nothing of this machine's configuration."""
+    config = place(tmp_path, "gitconfig", CONFIG.encode())
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+
+
+@pytest.fixture(scope="session")
+def build() -> Path:
+    """The build folder of this repository: it keeps the environment `apply` between test runs."""
+    bootstrap.ensure("apply")
+    return paths.build_dir()
+
+
+@pytest.fixture
+def made(made: Project, build: Path, identity: None, tmp_path: Path) -> Project:
+    made.env |= {
+        "B12X_OVERLAY_BUILD": str(build),
+        "GIT_CONFIG_GLOBAL": str(tmp_path / "gitconfig"),
+        **IDENTITY,
+    }
+    return made
+
+
+@pytest.fixture
+def checkout(tree: Path, identity: None) -> Path:
+    """The original tree as a git checkout."""
+    git(tree, "init", "--quiet")
+    git(tree, "add", "--all")
+    git(tree, "commit", "--quiet", "--message", "vLLM")
+    return tree
+
+
+@pytest.fixture
+def exported(made: Project, checkout: Path) -> Path:
+    """A checkout with one commit per patch, and patches/ in the form that export writes."""
+    assert made.run("--target", checkout, "--commit").code == 0
+    result = made.run("export", "--target", checkout)
+    assert result.code == 0, result.text
+    return checkout
+
+
+def files(made: Project) -> dict[str, bytes]:
+    return contents(made.root / "patches") | contents(made.root / "overlay")
+
+
+def amend(checkout: Path, path: str, old: bytes, new: bytes) -> None:
+    """Change *path* in the last commit."""
+    data = (checkout / path).read_bytes()
+    assert old in data
+    place(checkout, path, data.replace(old, new))
+    git(checkout, "add", path)
+    git(checkout, "commit", "--quiet", "--amend", "--no-edit")
+
+
+class TestCommit:
+    """apply --commit."""
+
+    def test_one_commit_per_patch(self, made: Project, checkout: Path, series: Series) -> None:
+        document = made.json("--target", checkout, "--commit")
+        assert document["exit"] == 0
+        assert git(checkout, "log", "--format=%s|%an|%cn").splitlines() == [
+            "second|A|Tester", "first|A|Tester", "vLLM|Tester|Tester",
+        ]  # fmt: skip
+        assert git(checkout, "status", "--porcelain") == ""
+        assert git(checkout, "show", "--name-only", "--format=", "HEAD^").splitlines() == [
+            "vllm/a.py"
+        ]
+        for path, data in series.final().items():
+            assert (checkout / path).read_bytes() == data
+        assert made.run("status", "--target", checkout).code == 0
+        head = git(checkout, "rev-parse", "HEAD")
+        assert made.json("--target", checkout, "--commit")["outcome"] == "already applied"
+        assert git(checkout, "rev-parse", "HEAD") == head
+
+    def test_an_applied_tree_only_gets_the_commits(self, made: Project, checkout: Path) -> None:
+        made.run("--target", checkout)
+        assert made.run("--target", checkout, "--commit").code == 0
+        assert git(checkout, "status", "--porcelain") == ""
+        assert len(git(checkout, "log", "--oneline").splitlines()) == 3
+
+    def test_a_dry_run_makes_nothing(self, made: Project, checkout: Path) -> None:
+        before = snapshot(checkout)
+        assert made.run("--target", checkout, "--commit", "--dry-run").code == 1
+        assert {key: value for key, value in snapshot(checkout).items() if ".git/" not in key} == {
+            key: value for key, value in before.items() if ".git/" not in key
+        }
+        assert len(git(checkout, "log", "--oneline").splitlines()) == 1
+
+    def test_staged_changes_are_not_swept_into_a_patch(self, made: Project, checkout: Path) -> None:
+        place(checkout, "mine.txt", b"mine\n")
+        git(checkout, "add", "mine.txt")
+        result = made.run("--target", checkout, "--commit")
+        assert result.code == 3
+        assert "staged" in result.err
+        assert len(git(checkout, "log", "--oneline").splitlines()) == 1
+
+    def test_other_edits_stay_out_and_stay_there(self, made: Project, checkout: Path) -> None:
+        place(checkout, "vllm/__init__.py", b"# mine\n")
+        assert made.run("--target", checkout, "--commit").code == 0
+        assert git(checkout, "status", "--porcelain").split() == ["M", "vllm/__init__.py"]
+
+    def test_no_checkout(self, made: Project, tree: Path) -> None:
+        git(tree.parent, "init", "--quiet")  # a repository further up is not the target's
+        result = made.run("--target", tree, "--commit")
+        assert result.code == 3
+        assert "not the top folder of a git checkout" in result.err
+
+    def test_an_older_head_is_refused(self, made: Project, checkout: Path) -> None:
+        place(checkout, "vllm/a.py", A + b"# 0.32\n")
+        git(checkout, "commit", "--quiet", "--all", "--message", "other")
+        before = git(checkout, "rev-parse", "HEAD")
+        assert made.run("--target", checkout, "--commit").code == 3
+        assert git(checkout, "rev-parse", "HEAD") == before
+        assert (checkout / "vllm/a.py").read_bytes() == A + b"# 0.32\n"
+
+    def test_the_series_also_goes_in_with_git_am(
+        self, made: Project, exported: Path, tmp_path: Path, series: Series
+    ) -> None:
+        clone = tmp_path / "clone"
+        git(tmp_path, "clone", "--quiet", str(exported), str(clone))
+        git(clone, "reset", "--quiet", "--hard", "HEAD~2")
+        git(
+            clone,
+            "am",
+            "--quiet",
+            "--keep-non-patch",
+            *(str(made.root / f"patches/{n}.patch") for n in ("first", "second")),
+        )
+        for path in series.base:
+            assert (clone / path).read_bytes() == series.final()[path]
+
+
+class TestExport:
+    """export."""
+
+    def test_a_round_trip_changes_no_byte(self, made: Project, exported: Path) -> None:
+        before = files(made)
+        document = made.json("export", "--target", exported)
+        assert (document["exit"], document["outcome"], document["changed"]) == (0, "unchanged", [])
+        assert files(made) == before
+        clone = exported.with_name("clone")
+        git(exported.parent, "clone", "--quiet", "--branch", "main", str(exported), str(clone))
+        git(clone, "reset", "--quiet", "--hard", "HEAD~2")
+        assert made.run("--target", clone, "--commit").code == 0
+        assert made.json("export", "--target", clone)["outcome"] == "unchanged"
+
+    @pytest.mark.parametrize(
+        "subject", ["[perf] x", "[PATCH] y: z", "Re: [RFC] caf\u00e9 \u2028 w"]
+    )
+    def test_trap_24_bracketed_subjects_survive(
+        self, made: Project, exported: Path, subject: str
+    ) -> None:
+        git(
+            exported,
+            "commit",
+            "--quiet",
+            "--amend",
+            "--message",
+            f"{subject}\n\nbody\n\nPatch: second",
+        )
+        assert made.run("export", "--target", exported).code == 0
+        held = files(made)
+        git(exported, "reset", "--quiet", "--hard", "HEAD~2")
+        assert made.run("--target", exported, "--commit").code == 0
+        assert git(exported, "log", "-1", "--format=%B").split("\n")[0] == subject
+        assert made.run("export", "--target", exported).code == 0
+        assert files(made) == held
+
+    def test_trap_24_an_empty_series_deletes_nothing(self, made: Project, exported: Path) -> None:
+        before = files(made)
+        git(exported, "reset", "--quiet", "--hard", "HEAD~2")
+        result = made.run("export", "--target", exported)
+        assert result.code == 3
+        assert "nothing to export" in result.err
+        assert files(made) == before
+
+    def test_trap_24_a_missing_commit_deletes_nothing(self, made: Project, exported: Path) -> None:
+        before = files(made)
+        git(exported, "reset", "--quiet", "--hard", "HEAD~1")
+        result = made.run("export", "--target", exported)
+        assert result.code == 3
+        assert "second" in result.err
+        assert files(made) == before
+
+    def test_an_edit_comes_back_with_its_hashes(self, made: Project, exported: Path) -> None:
+        amend(exported, "vllm/sub/b.py", b"return 7", b"return 8")
+        assert made.run("export", "--target", exported, "--dry-run").code == 1
+        document = made.json("export", "--target", exported)
+        assert document["changed"] == ["patches/second.patch", "patches/patchset.toml"]
+        assert b"return 8" in files(made)["second.patch"]
+        clone = exported.with_name("clone")
+        git(exported.parent, "clone", "--quiet", str(exported), str(clone))
+        git(clone, "reset", "--quiet", "--hard", "HEAD~2")
+        assert made.run("--target", clone).code == 0
+        assert b"return 8" in (clone / "vllm/sub/b.py").read_bytes()
+
+    def test_a_dry_run_writes_nothing(self, made: Project, exported: Path) -> None:
+        amend(exported, "vllm/sub/b.py", b"return 7", b"return 8")
+        before = files(made)
+        made.run("export", "--target", exported, "--dry-run")
+        assert files(made) == before
+
+    def test_comments_of_the_pin_file_are_kept(self, made: Project, exported: Path) -> None:
+        pin = made.root / "patches/patchset.toml"
+        pin.write_text("# kept\n" + pin.read_text().replace("[pin]", "[pin]  # kept too"))
+        before = pin.read_bytes()
+        amend(exported, "vllm/sub/b.py", b"return 7", b"return 8")
+        made.run("export", "--target", exported)
+        old, new = before.splitlines(), pin.read_bytes().splitlines()
+        assert len(old) == len(new)
+        assert sum(a != b for a, b in zip(old, new, strict=True)) == 1
+
+    def test_a_new_patch_gets_its_rows(self, made: Project, exported: Path) -> None:
+        pin = made.root / "patches/patchset.toml"
+        pin.write_text(
+            pin.read_text()
+            + '\n[[patch]]\nname = "third"\nwhat = "w"\nwhy = "y"\nuntil = "u"\nfragments = []\noverlay = []\n'
+        )
+        place(
+            exported,
+            "vllm/sub/b.py",
+            (exported / "vllm/sub/b.py").read_bytes().replace(b"stop", b"halt"),
+        )
+        git(exported, "commit", "--quiet", "--all", "--message", "Third\n\nPatch: third")
+        result = made.run("export", "--target", exported)
+        assert result.code == 0, result.text
+        assert [row["name"] for row in made.json("list")["patches"]] == ["first", "second", "third"]
+        again = pin.read_bytes()
+        assert made.json("export", "--target", exported)["outcome"] == "unchanged"
+        assert pin.read_bytes() == again
+
+    def test_odd_bytes_survive_the_round_trip(self, made: Project, exported: Path) -> None:
+        amend(
+            exported,
+            "vllm/sub/b.py",
+            b"return 7",
+            b"return 7  # caf\xe9 \x0c \x85 \xe2\x80\xa8 lone\rcr",
+        )
+        (exported / "vllm/sub/b.py").write_bytes((exported / "vllm/sub/b.py").read_bytes()[:-1])
+        git(exported, "commit", "--quiet", "--all", "--amend", "--no-edit")
+        assert made.run("export", "--target", exported).code == 0
+        wanted = (exported / "vllm/sub/b.py").read_bytes()
+        git(exported, "reset", "--quiet", "--hard", "HEAD~2")
+        assert made.run("--target", exported, "--commit").code == 0
+        assert (exported / "vllm/sub/b.py").read_bytes() == wanted
+        assert made.json("export", "--target", exported)["outcome"] == "unchanged"
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            "[diff]\n\tnoprefix = true\n\talgorithm = patience\n\tcontext = 9\n\tmnemonicPrefix = true\n\texternal = false",
+            "[core]\n\tautocrlf = true\n\tquotePath = false\n\tabbrev = 5\n[color]\n\tui = always\n\tdiff = always",
+            "[format]\n\tattach\n\tsignOff = true\n\tsignature = me\n\theaders = \"X: y\"\n\tto = a@b\n\tthread = true",
+            "[format]\n\tcoverLetter = true\n\tnumbered = true\n\tnotes = true\n\tfrom = c@d\n\tsubjectPrefix = ZZ",
+            "[mailinfo]\n\tscissors = true\n[commit]\n\tgpgsign = true\n[apply]\n\twhitespace = fix\n[core]\n\tpager = false",
+        ],
+    )  # fmt: skip
+    def test_the_users_git_settings_change_nothing(
+        self, made: Project, exported: Path, config: str
+    ) -> None:
+        place(exported.parent, "gitconfig", (CONFIG + config + "\n").encode())
+        assert made.json("export", "--target", exported)["outcome"] == "unchanged"
+        git(exported, "-c", "core.autocrlf=false", "reset", "--quiet", "--hard", "HEAD~2")
+        assert made.run("--target", exported, "--commit").code == 0
+        assert made.json("export", "--target", exported)["outcome"] == "unchanged"
+
+    def test_overlay_files_edited_in_the_checkout_come_back(
+        self, made: Project, exported: Path
+    ) -> None:
+        amend(exported, "vllm/new/logic.py", b"42", b"43")
+        assert made.json("export", "--target", exported)["changed"] == ["overlay/vllm/new/logic.py"]
+        assert files(made)["vllm/new/logic.py"] == b"ANSWER = 43\n"
+
+    def test_overlay_files_edited_here_are_not_lost(self, made: Project, exported: Path) -> None:
+        place(made.root, "overlay/vllm/new/logic.py", b"ANSWER = 44\n")
+        assert made.json("export", "--target", exported)["outcome"] == "unchanged"
+        amend(exported, "vllm/new/logic.py", b"42", b"43")
+        result = made.run("export", "--target", exported)
+        assert result.code == 3
+        assert "vllm/new/logic.py" in result.err
+        assert files(made)["vllm/new/logic.py"] == b"ANSWER = 44\n"
+
+    def test_refusals(self, made: Project, exported: Path) -> None:
+        before = files(made)
+
+        def refused(words: str) -> None:
+            result = made.run("export", "--target", exported)
+            assert result.code == 3, result.text
+            assert words in result.err
+            assert files(made) == before
+            git(exported, "reset", "--quiet", "--hard", tip)
+
+        tip = git(exported, "rev-parse", "HEAD")
+        place(exported, "vllm/a.py", b"dirty\n")
+        refused("not committed")
+        place(exported, "vllm/added.py", b"x\n")
+        git(exported, "add", "--all")
+        git(exported, "commit", "--quiet", "--amend", "--no-edit")
+        refused("adds vllm/added.py")
+        git(exported, "rm", "--quiet", "vllm/sub/b.py")
+        git(exported, "commit", "--quiet", "--amend", "--no-edit")
+        refused("deletes vllm/sub/b.py")
+        git(exported, "commit", "--quiet", "--allow-empty", "--message", "More\n\nPatch: second")
+        refused("2 commits for second")
+        git(exported, "commit", "--quiet", "--allow-empty", "--message", "Odd\n\nPatch: odd")
+        refused("no [[patch]]")
+        git(exported, "commit", "--quiet", "--allow-empty", "--message", "No name")
+        refused("nothing to export")
+
+
+def test_this_repositorys_patches_are_what_export_writes(build: Path, tmp_path: Path) -> None:
+    """The real set on the real files: apply --commit, then export finds nothing to change."""
+    from b12x_overlay.patching import patchset
+    from support import paths as places
+
+    stock = places.TEST_ENV / "stock"
+    if not stock.is_dir():
+        pytest.skip(f"{stock} is missing; scripts/test makes it")
+    loaded = patchset.load(REPO / "patches", REPO / "overlay")
+    checkout = lay(
+        tmp_path / "checkout", {path: (stock / path).read_bytes() for path in loaded.chains}
+    )
+    git(checkout, "init", "--quiet")
+    git(checkout, "add", "--all")
+    git(checkout, "commit", "--quiet", "--message", "vLLM")
+    command = [str(REPO / "scripts/apply-patches")]
+    for args in (["--commit"], ["export", "--dry-run"]):
+        done = subprocess.run(
+            [*command, *args, "--target", str(checkout)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
