@@ -34,11 +34,12 @@ def with_files(text: bytes, series: Sequence[tuple[str, Sequence[TouchedFile]]])
                     if entry[key] != value:
                         entry[key] = value
         else:
-            row["file"] = _rows(files)
+            row["file"] = _rows(files, last=row is rows[-1])
     return tomlkit.dumps(document).encode()
 
 
-def _rows(files: Sequence[TouchedFile]) -> Any:
+def _rows(files: Sequence[TouchedFile], *, last: bool) -> Any:
+    """New ``[[patch.file]]`` rows, with an empty line before the next patch if there is one."""
     import tomlkit
 
     made = tomlkit.aot()
@@ -46,6 +47,7 @@ def _rows(files: Sequence[TouchedFile]) -> Any:
         entry = tomlkit.table()
         for key, value in (("path", file.path), ("before", file.before), ("after", file.after)):
             entry.add(key, value)
-        entry.add(tomlkit.nl())
+        if file is files[-1] and not last:
+            entry.add(tomlkit.nl())
         made.append(entry)
     return made
