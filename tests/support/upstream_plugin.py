@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """pytest plugin for running vLLM's own tests on CPU, without their conftest (which needs a GPU machine's packages).
 
-Gives the pretended SM120 platform and the two small fixtures of that conftest that the chosen tests use.
+Gives the pretended SM120 platform and the one small fixture of that conftest that tests which can run here use, and
+writes every test's outcome to the file that $UPSTREAM_OUTCOMES names: ``{node id: [outcome, reason]}``.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +17,8 @@ import pytest
 from support import sm120
 
 sm120.install()
+
+_outcomes: dict[str, tuple[str, str]] = {}
 
 
 @pytest.fixture
@@ -24,21 +29,12 @@ def default_vllm_config() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def dist_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Real process groups of one rank, over gloo, in place of ``sm120.single_rank``'s stand-in."""
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.distributed import parallel_state
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" or report.outcome != "passed":
+        reason = report.longrepr
+        text = reason[2] if isinstance(reason, tuple) else str(reason or "")
+        _outcomes[report.nodeid] = (report.outcome, text.strip()[-2000:])
 
-    monkeypatch.setattr(parallel_state, "_TP", None)
-    with set_current_vllm_config(VllmConfig()):
-        parallel_state.init_distributed_environment(
-            world_size=1,
-            rank=0,
-            local_rank=0,
-            backend="gloo",
-            distributed_init_method=f"file://{tmp_path}/rendezvous",
-        )
-        parallel_state.initialize_model_parallel(1, 1)
-        yield
-        parallel_state.cleanup_dist_env_and_memory()
+
+def pytest_sessionfinish() -> None:
+    Path(os.environ["UPSTREAM_OUTCOMES"]).write_text(json.dumps(_outcomes), encoding="utf-8")
