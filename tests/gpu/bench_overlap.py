@@ -225,16 +225,50 @@ def _table(
     for name, values in samples.items():
         if name in ("without", "serial"):
             continue
-        hidden = Spread.of(
-            [100 * (1 - (v - w) / cost) for v, w in zip(values, without, strict=True)]
-        )
+        pairs = list(zip(values, without, strict=True))
+        hidden = Spread.of([100 * (1 - (v - w) / cost) for v, w in pairs])
         print(
-            f"  {name:32s} hidden {hidden.median:5.0f} % [{hidden.low:.0f}, {hidden.high:.0f}]",
+            f"  {name:32s} hidden {hidden.median:5.0f} % [{hidden.low:.0f}, {hidden.high:.0f}]"
+            f"  exposed {statistics.median(v - w for v, w in pairs):5.1f} us/layer",
             flush=True,
         )
 
 
+class _Nothing:
+    """An expansion of next to nothing: what is left is the cost of events, waits and a launch."""
+
+    experts = 8
+
+    def __init__(self) -> None:
+        self._word = torch.zeros(1, dtype=torch.int32, device="cuda")
+
+    def expand(self, stream: torch.cuda.Stream | None = None) -> None:
+        with torch.cuda.stream(stream):
+            self._word.zero_()
+
+
+def parts(tokens: int = 2048, repetitions: int = 15) -> None:
+    """Where the exposed time of the prefetch goes: with an expansion of nothing, only the streams' own cost is left."""
+    shape = glm(2)
+    layers = [layer.expansion for layer in make_layers(shape, LAYERS, scratch_of(shape))]
+    nothing = [_Nothing()] * LAYERS
+    print(f"# exposed time by part, {shape.name}, {tokens} tokens. {versions()}")
+    for pause in (0, 300):
+        variants = [Variant("without", []), Variant("serial", layers)]
+        for place in ("MoE end", "all-reduce") if pause else ("MoE end",):
+            for what, expansions in (("nothing", nothing), ("expansion", layers)):
+                for priority in (0, -1):
+                    variants.append(
+                        Variant(
+                            f"{what} at {place}, main {priority}", expansions, prefetch=True,
+                            at_reduce=place == "all-reduce", priority=priority,
+                        )
+                    )  # fmt: skip
+        _table(tokens, pause, variants, repetitions, False)
+
+
 COMMANDS = {
+    "overlap-parts": parts,
     "overlap": overlap,
     "overlap-random": lambda: overlap(random=True),
 }
