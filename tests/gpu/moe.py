@@ -12,7 +12,6 @@ from typing import Any
 
 import b12x_overlay.csf.core  # noqa: F401 - makes the package importable as nvfp4_csf
 import torch
-from nvfp4_csf.planes import swizzle
 
 from gpu import sm90
 from gpu.layers import random_scales
@@ -20,6 +19,13 @@ from gpu.layers import random_scales
 MODES = ("w4a16", "nvfp4")
 A1, A2 = 300.0, 40.0
 """Activation global scales (b12x's reciprocal form) that suit the random layers below."""
+
+
+def swizzle(scales: torch.Tensor) -> torch.Tensor:
+    """Logical ``[E, R, C]`` scales in F8_128x4 order, same shape."""
+    experts, rows, columns = scales.shape
+    tiles = scales.view(experts, rows // 128, 4, 32, columns // 4, 4)
+    return tiles.permute(0, 1, 4, 3, 2, 5).reshape(experts, rows, columns)
 
 
 @dataclass(frozen=True)
