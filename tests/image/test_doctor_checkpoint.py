@@ -164,6 +164,16 @@ def test_multimodal_config_and_csf_streams(tmp_path: Path) -> None:
     assert not read.layers[0].draft
 
 
+def test_unequal_weight_global_scales_are_counted(tmp_path: Path) -> None:
+    tensors = weights(0) | scales(0)
+    assert read_one(write(tmp_path / "equal", tensors, NVFP4)).gate_up == (0, 1.0)
+    tensors["model.layers.0.mlp.experts.1.up_proj.weight_scale_2"] = torch.tensor(1e-2)
+    tensors["model.layers.0.mlp.experts.3.gate_proj.weight_scale_2"] = torch.tensor(2e-3)
+    tensors["model.layers.0.mlp.experts.2.down_proj.weight_scale_2"] = torch.tensor(5.0)
+    count, ratio = read_one(write(tmp_path / "unequal", tensors, NVFP4)).gate_up
+    assert (count, round(ratio, 3)) == (2, 10.0)
+
+
 def _cut_short(folder: Path) -> None:
     file = folder / "model-00001-of-00003.safetensors"
     file.write_bytes(file.read_bytes()[:-10])

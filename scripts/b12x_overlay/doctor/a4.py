@@ -38,7 +38,9 @@ def feature(seen: Seen) -> Feature:
     """A4 prefill."""
     name, asked = "A4 prefill", seen.settings.arm
     obstacles = _obstacles(seen)
-    if obstacles:
+    if not asked:
+        obstacles.insert(0, (f"{names.ARM} is not above 0", ""))
+    if obstacles[int(not asked) :]:
         return blocked(name, asked, obstacles)
     if seen.checkpoint is None:
         why = "decided by the checkpoint's activation scales"

@@ -41,6 +41,8 @@ class ExpertLayer:
         recipe: "NVFP4", "W4A16_NVFP4", "compressed-tensors", "unquantized", ...
         experts: number of experts in the checkpoint.
         csf: its block scales are stored as NVFP4-CSF streams.
+        gate_up: experts whose gate and up weight global scales differ, and the largest ratio of a pair. vLLM takes
+            the gate's for both.
     """
 
     name: str
@@ -49,6 +51,7 @@ class ExpertLayer:
     experts: int
     calibration: Calibration
     csf: bool
+    gate_up: tuple[int, float] = (0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,7 @@ class _Raw:
 
     experts: set[int] = field(default_factory=set)
     scales: dict[tuple[str, int], TensorInfo] = field(default_factory=dict)
+    weight_scales: dict[tuple[str, int], TensorInfo] = field(default_factory=dict)
     fused: dict[str, TensorInfo] = field(default_factory=dict)
     fused_experts: int = 0
     gated: bool = False
@@ -190,7 +194,7 @@ def _layers(
         for name, info in read_header(file)[0].items():
             _collect(name, info, raw)
     progress(len(files), len(files))
-    values = _values(raw)
+    values, weights = _values(raw)
     layers = []
     last = config.get("num_hidden_layers")
     for prefix in sorted(raw, key=lambda name: (_index(name), name)):
@@ -201,11 +205,9 @@ def _layers(
         draft = (isinstance(last, int) and _index(prefix) >= last) or "mtp" in prefix.lower().split(
             "."
         )
-        layers.append(
-            ExpertLayer(
-                prefix, draft, quant.recipe(prefix), experts, judge(experts, scales), found.csf
-            )
-        )
+        recipe, verdict = quant.recipe(prefix), judge(experts, scales)
+        unequal = _mismatch(weights[prefix])
+        layers.append(ExpertLayer(prefix, draft, recipe, experts, verdict, found.csf, unequal))
     return tuple(layers)
 
 
@@ -221,6 +223,8 @@ def _collect(name: str, info: TensorInfo, raw: dict[str, _Raw]) -> None:
         layer.csf = layer.csf or leaf == _CSF_STREAM
         if leaf == "input_scale":
             layer.scales[half, expert] = info
+        elif leaf == "weight_scale_2" and half != "down":
+            layer.weight_scales[half, expert] = info
         return
     match = _FUSED.match(name)
     if match:
@@ -229,24 +233,37 @@ def _collect(name: str, info: TensorInfo, raw: dict[str, _Raw]) -> None:
         layer.fused["down" if match[2] in ("down_proj", "w2") else "gate_up"] = info
 
 
-def _values(raw: dict[str, _Raw]) -> dict[str, dict[str, dict[int, float]]]:
-    """layer -> half -> expert -> value; reads in the order of the bytes on disk."""
-    values: dict[str, dict[str, dict[int, float]]] = {prefix: {} for prefix in raw}
+Values = dict[str, dict[str, dict[int, float]]]
+"""layer -> half -> expert -> value."""
+
+
+def _values(raw: dict[str, _Raw]) -> tuple[Values, Values]:
+    """Input scales and weight global scales; reads in the order of the bytes on disk."""
+    values: Values = {prefix: {} for prefix in raw}
+    weights: Values = {prefix: {} for prefix in raw}
     jobs = [
-        (info.file, info.begin, prefix, half, expert, info)
+        (info, into[prefix].setdefault(half, {}), expert)
         for prefix, layer in raw.items()
-        for (half, expert), info in layer.scales.items()
+        for into, infos in ((values, layer.scales), (weights, layer.weight_scales))
+        for (half, expert), info in infos.items()
     ]
     reader = ScalarReader()
     try:
-        for _, _, prefix, half, expert, info in sorted(jobs, key=lambda job: job[:2]):
-            values[prefix].setdefault(half, {})[expert] = _worst(reader.read(info))
+        for info, into_half, expert in sorted(jobs, key=lambda job: (job[0].file, job[0].begin)):
+            into_half[expert] = _worst(reader.read(info))
         for prefix, layer in raw.items():
             for name, info in layer.fused.items():
                 _spread(values[prefix], name, info, reader.read(info), layer)
     finally:
         reader.close()
-    return values
+    return values, weights
+
+
+def _mismatch(weights: dict[str, dict[int, float]]) -> tuple[int, float]:
+    gate, up = weights.get("gate", {}), weights.get("up", {})
+    pairs = [(gate[e], up[e]) for e in gate.keys() & up.keys() if gate[e] != up[e]]
+    ratios = [max(pair) / min(pair) for pair in pairs if min(pair) > 0]
+    return len(pairs), max(ratios, default=1.0)
 
 
 def _worst(data: tuple[float, ...]) -> float:

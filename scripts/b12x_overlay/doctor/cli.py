@@ -13,7 +13,7 @@ from b12x_overlay.console import Console, add_common_flags, console_from, guarde
 from b12x_overlay.doctor.examine import Question, Report, examine
 from b12x_overlay.doctor.report import show
 from b12x_overlay.exitcodes import ExitCode
-from b12x_overlay.image.expected import load
+from b12x_overlay.image.expected import load_or_refuse
 
 _DESCRIPTION = """\
 Say what will work here: the b12x that `import b12x` gives and whether two of them clash, GPU and driver, the
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(question: Question, console: Console) -> int:
-    report = examine(question, load(), os.environ, _progress(console))
+    report = examine(question, load_or_refuse(), os.environ, _progress(console))
     show(report, console)
     console.json(report.as_json())
     return _code(report)

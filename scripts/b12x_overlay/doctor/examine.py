@@ -162,7 +162,7 @@ def _checkpoint(
         level = Level.PROBLEM if question.checkpoint or "/" not in model else Level.WARNING
         found.append(Finding("checkpoint", level, str(error)))
         return None
-    found.append(_checkpoint_finding(read))
+    found += [_checkpoint_finding(read), *_mismatch_findings(read)]
     return read
 
 
@@ -176,6 +176,28 @@ def _checkpoint_finding(read: Checkpoint) -> Finding:
     text = f"{read.folder}: {method}{scales}; {len(target)} expert layers, {calibrated} calibrated"
     drafts = len(read.layers) - len(target)
     return Finding("checkpoint", Level.OK, text + (f"; {drafts} draft" if drafts else ""))
+
+
+def _mismatch_findings(read: Checkpoint) -> list[Finding]:
+    unequal = [layer for layer in read.layers if layer.gate_up[0]]
+    if not unequal:
+        return []
+    experts, ratio = (
+        sum(layer.gate_up[0] for layer in unequal),
+        max(layer.gate_up[1] for layer in unequal),
+    )
+    text = (
+        f"gate and up weight global scales differ in {experts} experts of {len(unequal)} layers, by up to a factor of "
+        f"{ratio:.3g}: vLLM takes the gate's for both, so the up projection comes out wrong there"
+    )
+    return [
+        Finding(
+            "checkpoint",
+            Level.WARNING,
+            text,
+            "export it again with equal weight_scale_2 of gate and up",
+        )
+    ]
 
 
 def _vllm_findings(verdict: integrity.Verdict, expected: Expected) -> list[Finding]:

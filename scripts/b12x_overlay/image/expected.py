@@ -12,6 +12,9 @@ import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from b12x_overlay.console import CommandError
+from b12x_overlay.exitcodes import ExitCode
+
 NAME = "expected.json"
 
 
@@ -46,6 +49,26 @@ def load() -> Expected:
         with zipfile.ZipFile(archive) as packed:
             return Expected(**json.loads(packed.read(NAME)))
     return from_checkout()
+
+
+def load_or_refuse() -> Expected:
+    """:func:`load`, for commands.
+
+    Raises:
+        CommandError: patches/ and overlay/ are not in order.
+    """
+    try:
+        return load()
+    except (ValueError, KeyError) as error:  # a damaged archive
+        raise CommandError(
+            f"this program is damaged: {error}", code=ExitCode.FAILED, reason="damaged"
+        ) from error
+    except Exception as error:
+        if type(error).__name__ != "PatchSetError":  # its module is not in the archive
+            raise
+        raise CommandError(
+            str(error), reason="bad-patch-set", hint="scripts/apply-patches list"
+        ) from error
 
 
 def from_checkout() -> Expected:

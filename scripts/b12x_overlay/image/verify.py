@@ -13,7 +13,7 @@ from typing import Any
 from b12x_overlay.console import Console, add_common_flags, console_from, guarded
 from b12x_overlay.exitcodes import ExitCode
 from b12x_overlay.image import integrity, manifest
-from b12x_overlay.image.expected import Expected, load
+from b12x_overlay.image.expected import Expected, load_or_refuse
 from b12x_overlay.image.integrity import Fault, State, Verdict
 
 SCHEMA = "b12x-overlay-verify/1"
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(path: Path | None, console: Console) -> int:
-    expected = load()
+    expected = load_or_refuse()
     verdict = integrity.full(expected)
     beside = _beside()
     document, faults = None, list(verdict.faults)
