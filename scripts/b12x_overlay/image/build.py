@@ -90,11 +90,12 @@ def _engine(args: argparse.Namespace) -> Engine | None:
 
 
 def _build(args: argparse.Namespace, settled: plan.Plan, engine: Engine, console: Console) -> int:
+    if args.output is not None:
+        receipt.refuse_existing(settled, args.output)  # before minutes of work
     console.progress(f"building {settled.image} with {engine.version()}")
     engines.run_build(engine, settled.request())
     can_run = settled.architecture == platform.machine()
-    base = engine.inspect(settled.base_image)
-    info, verdict = check.check(settled, engine, base, can_run)
+    info, verdict = check.check(settled, engine, can_run)
     result = {
         **settled.as_json(),
         "engine": engine.name,

@@ -13,9 +13,7 @@ from b12x_overlay.image.engines import Engine, ImageInfo
 from b12x_overlay.image.plan import Plan
 
 
-def check(
-    plan: Plan, engine: Engine, base: ImageInfo | None, can_run: bool
-) -> tuple[ImageInfo, dict[str, Any]]:
+def check(plan: Plan, engine: Engine, can_run: bool) -> tuple[ImageInfo, dict[str, Any]]:
     """Compare labels, entrypoint, user, folder and layers with the plan and the base, then run ``verify`` in it.
 
     Returns:
@@ -28,7 +26,7 @@ def check(
     info = engine.inspect(plan.image)
     if info is None:
         raise _fault(plan, ["it is not there"])
-    faults = _labels(plan, info) + (_like_base(info, base) if base else [])
+    faults = _labels(plan, info) + (_like_base(info, plan.base_info) if plan.base_info else [])
     if faults:
         raise _fault(plan, faults)
     if not can_run:

@@ -91,7 +91,7 @@ class Engine(ABC):
 
     @abstractmethod
     def export(self, image: str, target: Path, tag: str) -> None:
-        """Write *image* to *target* as an OCI archive."""
+        """Write *image* to *target*, as an OCI archive where the engine can."""
 
 
 class _Docker(Engine):
@@ -144,8 +144,9 @@ class _Docker(Engine):
         return _run(command, check=False)
 
     def export(self, image: str, target: Path, tag: str) -> None:
-        # Docker 25 and newer save the OCI layout, with Docker's own manifest beside it.
+        # Docker 25 and newer save the OCI layout, older ones Docker's own.
         _run([self.binary, "image", "save", "-o", str(target), image])
+        target.chmod(0o644)  # docker makes it private
 
 
 class _Buildx(_Docker):
@@ -170,7 +171,7 @@ class _Buildx(_Docker):
             "args": request.args,
             "tags": [request.tag],
             "platforms": [request.platform],
-            "network": "none",
+            "network": "none",  # older buildx plugins pass over it; the build uses no network either way
             "output": ["type=docker,rewrite-timestamp=true"],
         }
         return {"target": {"image": target}}
@@ -254,6 +255,12 @@ class _Buildah(Engine):
 
 
 ENGINES: tuple[Engine, ...] = (_Buildx(), _Docker(), _Podman(), _Buildah())
+
+
+def info_of(document: dict[str, Any], digest: str) -> ImageInfo:
+    """The same from an image's configuration document, as a registry has it."""
+    layers = (document.get("rootfs") or {}).get("diff_ids") or []
+    return _info("", digest, document, document.get("config") or {}, layers)
 
 
 def choose(wanted: str) -> Engine:

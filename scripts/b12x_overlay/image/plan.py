@@ -16,7 +16,7 @@ from b12x_overlay.console import CommandError
 from b12x_overlay.exitcodes import ExitCode
 from b12x_overlay.image import content, reference, registry
 from b12x_overlay.image.content import Base
-from b12x_overlay.image.engines import BuildRequest, Engine
+from b12x_overlay.image.engines import BuildRequest, Engine, ImageInfo, info_of
 from b12x_overlay.image.reference import Reference
 from b12x_overlay.paths import REPO
 
@@ -43,7 +43,7 @@ class Plan:
     Attributes:
         base_image: what FROM gets, pinned by digest where one is known.
         notes: what the user should know, in full sentences.
-        resolved: the base's digest is known; without it the content id is not that of the image.
+        base_info: the base's configuration, None if nobody could tell.
     """
 
     base: Base
@@ -56,7 +56,12 @@ class Plan:
     inputs: dict[str, Any]
     source: Source
     notes: tuple[str, ...]
-    resolved: bool
+    base_info: ImageInfo | None
+
+    @property
+    def resolved(self) -> bool:
+        """The base's digest is known; without it the content id is not that of the image."""
+        return bool(self.base.digest)
 
     @property
     def tag(self) -> str:
@@ -128,7 +133,8 @@ def make(
         raise CommandError(str(error), code=ExitCode.USAGE, reason="base") from error
     machine = _MACHINES[docker_arch]
     source = _source(url)
-    known, image, notes = _resolve(named, docker_arch, engine)
+    found = _resolve(named, docker_arch, engine)
+    known = found.base
     inputs = content.inputs(known, machine)
     line = line or (LINE if machine == "x86_64" else f"{LINE}-{docker_arch}")
     day = date or datetime.fromtimestamp(source.epoch, UTC).strftime("%Y%m%d")
@@ -140,26 +146,32 @@ def make(
     except reference.ReferenceError as error:
         raise CommandError(f"--name: {error}", code=ExitCode.USAGE, reason="name") from error
     identity = content.content_id(inputs)
+    notes = (*source.notes, *found.notes)
     return Plan(
-        known,
-        image,
-        machine,
-        line,
-        day,
-        name,
-        identity,
-        inputs,
-        source,
-        (*source.notes, *notes),
-        bool(known.digest),
+        known, found.image, machine, line, day, name, identity, inputs, source, notes, found.info
     )
 
 
-def _resolve(named: Reference, arch: str, engine: Engine | None) -> tuple[Base, str, list[str]]:
-    """(base with digests, what FROM gets, notes)."""
-    tagged = named.full
+@dataclass(frozen=True)
+class _Found:
+    """A base that was looked up: *image* is what FROM gets."""
+
+    base: Base
+    image: str
+    info: ImageInfo | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _resolve(named: Reference, arch: str, engine: Engine | None) -> _Found:
+    """Ask the registry, or for local names and without a network the engine."""
     if named.local:
-        return _local(named, arch, engine)
+        return _here(named, arch, engine) or _Found(
+            Base(named.full, named.digest),
+            named.at(named.digest) if named.digest else named.full,
+            notes=(
+                f"{named.full} is not an image that {engine.name if engine else 'any engine'} has here",
+            ),
+        )
     try:
         found = registry.resolve(named, arch)
     except registry.PlatformError as error:
@@ -167,32 +179,34 @@ def _resolve(named: Reference, arch: str, engine: Engine | None) -> tuple[Base, 
             str(error), reason="architecture", hint="give --arch, or another --base"
         ) from error
     except registry.RegistryError as error:
-        digest = named.digest
-        note = f"{error}; " + (
-            "the digest is taken as given, the index it belongs to is not known"
-            if digest
-            else "give --base NAME@sha256:..., or go on line"
+        here = _here(named, arch, engine)
+        if here is not None:
+            note = f"{error}; the digest is the one that {engine.name if engine else ''} pulled, its index is not known"
+            return _Found(here.base, here.image, here.info, (*here.notes, note))
+        if named.digest:
+            note = f"{error}; the digest is taken as given, the index it belongs to is not known"
+            return _Found(Base(named.full, named.digest), named.at(named.digest), notes=(note,))
+        return _Found(
+            Base(named.full),
+            named.full,
+            notes=(f"{error}; give --base NAME@sha256:..., or go on line",),
         )
-        return Base(tagged, digest), named.at(digest) if digest else tagged, [note]
     commit = found.labels.get("ai.vllm.build.commit", "")
     notes = []
     if commit and not commit.startswith("4ba787ec9"):
         notes.append(
             f"the base says that its vllm is commit {commit}, the patch set is for 4ba787ec9"
         )
-    return Base(tagged, found.digest, found.index_digest), named.at(found.digest), notes
+    base = Base(named.full, found.digest, found.index_digest)
+    return _Found(base, named.at(found.digest), info_of(found.config, found.digest), tuple(notes))
 
 
-def _local(named: Reference, arch: str, engine: Engine | None) -> tuple[Base, str, list[str]]:
+def _here(named: Reference, arch: str, engine: Engine | None) -> _Found | None:
+    """The base as the engine has it, None if it has not."""
     text = named.at(named.digest) if named.digest else named.full
     info = engine.inspect(text) if engine is not None else None
     if info is None:
-        where = engine.name if engine is not None else "any engine"
-        return (
-            Base(named.full, named.digest),
-            text,
-            [f"{text} is not an image that {where} has here"],
-        )
+        return None
     if info.architecture != arch:
         raise CommandError(
             f"{text} is for {info.architecture}, asked for is {arch}",
@@ -200,8 +214,9 @@ def _local(named: Reference, arch: str, engine: Engine | None) -> tuple[Base, st
             hint=f"give --arch {info.architecture}, or another --base",
         )
     if not info.digest:
-        return Base(named.full), text, [f"{text} has no digest: it never came from a registry"]
-    return Base(named.full, info.digest), named.at(info.digest), []
+        note = f"{text} has no digest: it never came from a registry"
+        return _Found(Base(named.full), text, info, (note,))
+    return _Found(Base(named.full, info.digest), named.at(info.digest), info)
 
 
 def _source(url: str) -> Source:

@@ -36,32 +36,54 @@ def export(
     Raises:
         CommandError: a file of that name exists, or a step failed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    archive = folder / f"{plan.name.rpartition('/')[2]}-{plan.tag}.oci.tar"
-    bill, receipt = archive.with_suffix(".cdx.json"), archive.with_suffix(".receipt.json")
-    for path in (archive, bill, receipt):
-        if path.exists():
-            raise CommandError(
-                f"{path} exists", reason="exists", hint="remove it, or give another --output"
-            )
-    partial = archive.with_name(f".{archive.name}.partial")
+    refuse_existing(plan, folder)
+    stem = _stem(plan, folder)
+    partial = stem.with_name(f".{stem.name}.partial")
     partial.unlink(missing_ok=True)
     try:
-        console.progress(f"exporting {archive}")
+        console.progress(f"exporting {plan.image}")
         engine.export(plan.image, partial, plan.tag)
         digest = manifest_digest(partial)
+        kind = "oci" if digest else "docker"
+        archive = stem.with_name(f"{stem.name}.{kind}.tar")
         made: dict[str, Any] = {"archive": _file(partial, archive.name), "manifest_digest": digest}
         if with_sbom:
             console.progress("making the SBOM with syft (half a minute)")
-            text = sbom(partial, plan)
+            text = sbom(partial, kind, plan)
+            bill = stem.with_name(f"{stem.name}.cdx.json")
             made["sbom"] = {"file": bill.name, "sha256": hashlib.sha256(text).hexdigest()}
             _write(bill, text)
         document = compose(plan, engine, info, verdict, made)
-        _write(receipt, (json.dumps(document, indent=1) + "\n").encode())
+        _write(
+            stem.with_name(f"{stem.name}.receipt.json"),
+            (json.dumps(document, indent=1) + "\n").encode(),
+        )
         partial.replace(archive)
     finally:
         partial.unlink(missing_ok=True)
     return document
+
+
+def refuse_existing(plan: Plan, folder: Path) -> None:
+    """Make *folder*; an export of this very image must not be in it.
+
+    Raises:
+        CommandError: it is, or the folder cannot be made.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise CommandError(
+            f"{folder} is no folder", reason="exists", hint="give a folder to --output"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = _stem(plan, folder)
+    for path in sorted(folder.glob(f"{stem.name}.*")):
+        raise CommandError(
+            f"{path} exists", reason="exists", hint="remove it, or give another --output"
+        )
+
+
+def _stem(plan: Plan, folder: Path) -> Path:
+    return folder / f"{plan.name.rpartition('/')[2]}-{plan.tag}"
 
 
 def compose(
@@ -85,7 +107,7 @@ def compose(
 
 
 def manifest_digest(archive: Path) -> str:
-    """The digest under which a registry will know the image; "" for an archive without an OCI index."""
+    """The digest under which a registry will know the image; "" for a docker archive, which has none."""
     with tarfile.open(archive) as stream:
         try:
             member = stream.extractfile("index.json")
@@ -96,7 +118,7 @@ def manifest_digest(archive: Path) -> str:
     return str(entries[0]["digest"]) if entries else ""
 
 
-def sbom(archive: Path, plan: Plan) -> bytes:
+def sbom(archive: Path, kind: str, plan: Plan) -> bytes:
     """CycloneDX from syft, with this image as its subject.
 
     Raises:
@@ -108,7 +130,7 @@ def sbom(archive: Path, plan: Plan) -> bytes:
         raise CommandError(
             f"no SBOM: {error}", code=ExitCode.FAILED, reason="sbom", hint="leave it out: --no-sbom"
         ) from error
-    command = [str(tool), "scan", "--quiet", "-o", "cyclonedx-json", f"oci-archive:{archive}"]
+    command = [str(tool), "scan", "--quiet", "-o", "cyclonedx-json", f"{kind}-archive:{archive}"]
     environment = {**os.environ, "SYFT_CHECK_FOR_APP_UPDATE": "false"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if result.returncode != 0:

@@ -40,12 +40,21 @@ class PlatformError(RegistryError):
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a name means for one architecture. *index_digest* is "" for a single-platform image."""
+    """What a name means for one architecture.
+
+    Attributes:
+        digest: of the manifest for that architecture.
+        index_digest: of the index, "" for a single-platform image.
+        config: the image's configuration document (architecture, config, rootfs).
+    """
 
     digest: str
     index_digest: str
-    architecture: str
-    labels: dict[str, str]
+    config: dict[str, Any]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict((self.config.get("config") or {}).get("Labels") or {})
 
 
 def resolve(reference: Reference, architecture: str) -> Resolved:
@@ -70,7 +79,7 @@ def resolve(reference: Reference, architecture: str) -> Resolved:
         raise PlatformError(
             f"{reference.full}@{digest} is for {found}, asked for is {architecture}"
         )
-    return Resolved(digest, index, found, dict((config.get("config") or {}).get("Labels") or {}))
+    return Resolved(digest, index, config)
 
 
 def _choose(reference: Reference, index: dict[str, Any], architecture: str) -> str:
