@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from b12x_overlay.console import CommandError
-from b12x_overlay.image import content, plan, reference
+from b12x_overlay.image import content, engines, plan, receipt, reference
 from b12x_overlay.image.content import Base
 from support.paths import SCRIPTS
 
@@ -52,6 +52,8 @@ def test_both_digests_of_a_multi_platform_base_are_recorded(store: Store) -> Non
     assert amd.base.digest != arm.base.digest
     assert amd.base_image == f"{host}/vllm/vllm-openai@{amd.base.digest}"  # FROM is pinned
     assert amd.base.name == f"{host}/vllm/vllm-openai:v0.33.0"
+    assert amd.base_info is not None
+    assert (amd.base_info.architecture, amd.base_info.digest) == ("amd64", amd.base.digest)
     assert amd.content_id != arm.content_id
     assert arm.tag.startswith("v0.33.0-b12x-arm64-20260101-")
     assert "never run" in arm.arguments()["STATUS"]
@@ -88,6 +90,27 @@ def test_a_damaged_answer_is_not_believed(store: Store) -> None:
         made = make(f"{host}/v/v:v0.33.0")
     assert not made.resolved
     assert any(digest in note for note in made.notes)
+
+
+class Pulled(engines._Buildah):
+    """An engine that has every image, pulled long ago."""
+
+    architecture, digest = "amd64", "sha256:" + "5" * 64
+
+    def inspect(self, image: str) -> engines.ImageInfo | None:
+        return engines.ImageInfo("id", self.digest, self.architecture, "", "", [], [], {}, [], [])
+
+
+def test_off_line_the_engine_is_asked() -> None:
+    name = "localhost:1/v/v:1"  # nothing listens there
+    made = make(name, engine=Pulled())
+    assert (made.base.digest, made.base.index_digest) == (Pulled.digest, "")
+    assert made.base_image == f"localhost:1/v/v@{Pulled.digest}"
+    assert any("cannot be reached" in note for note in made.notes)
+    with pytest.raises(CommandError, match="amd64"):
+        make(name, "arm64", engine=Pulled())
+    given = "sha256:" + "6" * 64
+    assert make(f"{name}@{given}").base.digest == given  # no engine: as given
 
 
 def test_what_is_not_there_is_said(store: Store) -> None:
@@ -185,6 +208,17 @@ def test_usage_errors(arguments: tuple[str, ...], code: int) -> None:
     result = build_image("--print", *base, *arguments)
     assert result.returncode == code, result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_output_that_is_in_the_way(tmp_path: Path) -> None:
+    made = make("localhost/none:1")
+    with pytest.raises(CommandError, match="is no folder"):
+        receipt.refuse_existing(made, Path(__file__))
+    receipt.refuse_existing(made, tmp_path / "new")
+    (tmp_path / "new" / f"x-{made.tag}.oci.tar").touch()
+    with pytest.raises(CommandError, match="exists"):
+        receipt.refuse_existing(made, tmp_path / "new")
+    receipt.refuse_existing(make("localhost/none:1", date="20260102"), tmp_path / "new")
 
 
 def test_a_bad_epoch_is_refused() -> None:
