@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Row counters of A4 prefill, and the log line that shows them.
+
+Counted per step and process, not per layer, from what the host already knows:
+
+* ``a4_rows``: prefill rows that ran with NVFP4 activations.
+* ``graph_rows``: prefill rows that ran W4A16 because the step was replayed from a CUDA graph. No Python of the model
+  runs in a replay, so the model runner reports these (:func:`count_graph_step`).
+
+The workers have no metrics endpoint; the engine's own lives in another process. So the first rank logs the totals, at
+most once a minute and only when they changed, and :func:`snapshot` returns them (for ``collective_rpc``).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.moe_row_types import MoERowTypes
+
+logger = init_logger(__name__)
+
+LOG_INTERVAL_S = 60.0
+
+
+class StepCounters:
+    """Totals of one process since its start."""
+
+    def __init__(self) -> None:
+        self.a4_rows = 0
+        self.a4_steps = 0
+        self.graph_rows = 0
+        self.graph_steps = 0
+        self._next_log: float | None = None
+
+    def count_a4_step(self, layer_name: str, num_rows: int, a4_rows: int, parts: int) -> None:
+        """A step reached its first armed layer with *a4_rows* of *num_rows* rows in A4."""
+        if not self.a4_steps:
+            logger.info(
+                "First A4 prefill call: %s runs %d of %d rows with NVFP4 activations in %d part(s).",
+                layer_name,
+                a4_rows,
+                num_rows,
+                parts,
+            )
+        self.a4_rows += a4_rows
+        self.a4_steps += 1
+        self._log()
+
+    def count_graph_step(self, row_types: MoERowTypes | None) -> None:
+        """A CUDA graph is about to be replayed for a step with these row types (None: no prefill rows)."""
+        if row_types is None or not row_types.prefill:
+            return
+        self.graph_rows += sum(hi - lo for lo, hi in row_types.prefill)
+        self.graph_steps += 1
+        self._log()
+
+    def snapshot(self) -> dict[str, int]:
+        """The totals by name."""
+        return {
+            name: getattr(self, name)
+            for name in ("a4_rows", "a4_steps", "graph_rows", "graph_steps")
+        }
+
+    def _log(self) -> None:
+        now = time.monotonic()
+        if self._next_log is None:
+            self._next_log = now + LOG_INTERVAL_S
+        if now < self._next_log:
+            return
+        self._next_log = now + LOG_INTERVAL_S
+        if not _is_first_rank():
+            return
+        logger.info(
+            "A4 prefill so far: %d prefill rows with NVFP4 activations (%d steps); "
+            "%d prefill rows W4A16 because their step replayed a CUDA graph (%d steps).",
+            self.a4_rows,
+            self.a4_steps,
+            self.graph_rows,
+            self.graph_steps,
+        )
+
+
+COUNTERS = StepCounters()
+count_a4_step = COUNTERS.count_a4_step
+count_graph_step = COUNTERS.count_graph_step
+snapshot = COUNTERS.snapshot
+
+
+def _is_first_rank() -> bool:
+    from vllm.distributed.parallel_state import get_tp_group
+
+    try:
+        return bool(get_tp_group().rank_in_group == 0)
+    except AssertionError:  # no group: a test, or a tool
+        return True
