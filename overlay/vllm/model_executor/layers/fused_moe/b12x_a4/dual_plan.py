@@ -65,3 +65,15 @@ class DualPlan:
                 f"{self.layer_name}: packed weights copy the block scales they are prepared from; "
                 "they cannot be used with external block scales"
             )
+
+
+def experts_class(cls: type, layer: torch.nn.Module) -> type:
+    """The experts class for *layer*: *cls*, or the dual-plan class where load-time decisions ask for it."""
+    if getattr(layer, ATTRIBUTE, None) is None:
+        return cls
+    # Imported for armed layers only: it imports b12x, which other backends' users need not have.
+    from vllm.model_executor.layers.fused_moe.b12x_a4.experts import DualPlanExperts
+
+    if not issubclass(DualPlanExperts, cls):
+        raise TypeError(f"a dual plan is for B12xExperts, not {cls.__name__}")
+    return DualPlanExperts

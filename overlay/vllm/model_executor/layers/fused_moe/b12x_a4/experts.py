@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """B12xExperts for layers with a dual plan: prefill rows NVFP4, all other rows W4A16.
 
-A subclass, chosen per layer at load (:func:`experts_class`), so that every other layer keeps running upstream's class
+A subclass, chosen per layer at load (:func:`dual_plan.experts_class`), so that every other layer keeps running upstream's class
 and code without a single test in between.
 """
 
@@ -38,14 +38,6 @@ _ALIGNMENT = (
     16  # bytes; b12x asserts it for ids and weights of its small-token kernels (_lib/utils.py)
 )
 _splits = SplitCache()
-
-
-def experts_class(cls: type, layer: torch.nn.Module) -> type:
-    """The experts class for *layer*: *cls*, or the dual-plan class where load-time decisions ask for it."""
-    if getattr(layer, ATTRIBUTE, None) is None:
-        return cls
-    assert issubclass(cls, b12x.B12xExperts), cls
-    return DualPlanExperts
 
 
 class DualPlanExperts(b12x.B12xExperts):

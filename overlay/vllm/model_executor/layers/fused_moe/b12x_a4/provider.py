@@ -16,7 +16,7 @@ import functools
 import importlib
 import inspect
 import os
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -82,37 +82,35 @@ def probe(fused_moe: Any) -> Provider:
 
 
 def settle_fork_switches(
-    provider: Provider, enabled: bool, environ: MutableMapping[str, str] | None = None
+    enabled: bool,
+    environ: MutableMapping[str, str] | None = None,
+    find_provider: Callable[[], Provider] = get_provider,
 ) -> str | None:
     """Make a b12x that reads the environment itself agree with vLLM's switch, so that it is never half-armed.
 
     Builds whose bind takes ``a4_prefill`` read ``B12X_W4A16_A4_PREFILL_MIN_TOKENS`` (first generation: plan-time
     opt-in, parsed with ``int()`` in every call) or ``B12X_W4A16_A4_PREFILL`` (second: 0 or 1) when they plan. With A4
-    off both are set to 0; with A4 on the second is set to 1 unless the user set it to 0.
+    off both are set to 0; with A4 on the second is set to 1 unless the user set it to 0. Other builds read neither,
+    and their environment is left alone. Nothing is probed while neither variable is set.
 
     Returns:
         Why A4 must stay off, or None.
     """
     environ = os.environ if environ is None else environ
     asked = environ.get(FORK_SWITCH, "").strip()
-    if provider.kind != "bind":
-        if asked not in ("", "0") and not enabled:
-            logger.warning_once(
-                "%s is read only by b12x builds whose bind takes a4_prefill, and this is %s. "
-                "Set %s=1 to arm A4 prefill.",
-                FORK_SWITCH,
-                provider.name,
-                ARM,
-            )
+    if not asked and not environ.get(ARM, "").strip():
         return None
+    provider = find_provider()
+    if not enabled and asked not in ("", "0"):
+        logger.warning_once(
+            "%s=%s does not arm A4 prefill here: set %s=1.", FORK_SWITCH, asked, ARM
+        )
+    if provider.kind != "bind":
+        return None
+    refusal = None
     if enabled and asked == "0":
         enabled = False
         refusal = f"{ARM} arms A4 prefill but {FORK_SWITCH}=0 forbids it: unset one of them"
-    elif not enabled and asked not in ("", "0"):
-        refusal = None
-        logger.warning_once("%s is ignored: set %s=1 to arm A4 prefill.", FORK_SWITCH, ARM)
-    else:
-        refusal = None
     environ[FORK_SWITCH] = "1" if enabled else "0"
     if not enabled:
         environ[ARM] = "0"
