@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mixed step equals, row by row and bit for bit, pure W4A16 on its other rows and pure A4 on its prefill rows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from rows import harness
+
+
+def random_ranges(rng: random.Random, rows: int) -> list[tuple[int, int]]:
+    """Ordered disjoint ranges anywhere in the step, adjacent ones too, from none to one row each."""
+    cuts = sorted(rng.sample(range(rows + 1), k=min(rows + 1, 2 * rng.choice((1, 1, 2, 3, 7)))))
+    if len(cuts) % 2:
+        cuts.pop()
+    return [(lo, hi) for lo, hi in zip(cuts[::2], cuts[1::2], strict=True) if lo < hi]
+
+
+def pure_results(layer: Any, batch: harness.Batch, rows: int) -> tuple[Any, Any]:
+    with harness.step(None):
+        w4a16 = harness.call(layer, batch)
+    with harness.step(rows, [(0, rows)]):
+        a4 = harness.call(layer, batch)
+    return w4a16, a4
+
+
+@pytest.mark.parametrize("topk", [2, 3])
+def test_random_batches(armed: None, reference: Any, topk: int) -> None:
+    """Top-k 3 starts most slices off a 16-byte address; up to 40 rows reach every regime and the gathered form."""
+    geometry = harness.Geometry(E=4, H=128, I=64, topk=topk)
+    layer = harness.load_layer(geometry)
+    rng = random.Random(topk)
+    gathered = 0
+    for seed in range(70):
+        rows = rng.choice((1, 2, 7, 8, 9, 17, 24, 40))
+        batch = harness.make_batch(rows, geometry, seed, padded=rng.choice((0, 0, 1)) if rows > 2 else 0)
+        w4a16, a4 = pure_results(layer, batch, rows)
+        assert not w4a16.equal(a4), "the two modes must differ for the comparison to mean anything"
+        for _ in range(20):
+            ranges = random_ranges(rng, rows)
+            reference.launches.clear()
+            with harness.step(rows, ranges):
+                mixed = harness.call(layer, batch)
+            prefill = torch.zeros(rows, 1, dtype=torch.bool)
+            for lo, hi in ranges:
+                prefill[lo:hi] = True
+            assert mixed.equal(torch.where(prefill, a4, w4a16)), (rows, ranges)
+            assert sum(launch.rows for launch in reference.launches) == rows
+            assert sum(launch.rows for launch in reference.launches if launch.a4) == int(prefill.sum())
+            gathered += len(ranges) > 4
+    assert gathered, "the gathered form was not reached"
