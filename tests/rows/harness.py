@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
 from support.moe_layer import Geometry, fill_input_scales, fill_weights, make_layer
 
 SMALL = Geometry(E=4, H=128, I=64, topk=2)
@@ -20,7 +19,12 @@ SMALL = Geometry(E=4, H=128, I=64, topk=2)
 
 
 def load_layer(
-    geometry: Geometry = SMALL, *, algo: str = "NVFP4", seed: int = 0, calibrated: bool = True, **layer: Any
+    geometry: Geometry = SMALL,
+    *,
+    algo: str = "NVFP4",
+    seed: int = 0,
+    calibrated: bool = True,
+    **layer: Any,
 ) -> Any:
     """A layer after ``process_weights_after_loading``, with scales that differ between experts and halves."""
     module = make_layer(algo, geometry, **layer)
@@ -69,7 +73,9 @@ def make_batch(rows: int, geometry: Geometry = SMALL, seed: int = 0, padded: int
     """Random inputs; the last *padded* rows have ids of -1, as vLLM gives rows that pad a step."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, geometry.H, generator=generator).to(torch.bfloat16)
-    ids = torch.stack([torch.randperm(geometry.E, generator=generator)[: geometry.topk] for _ in range(rows)])
+    ids = torch.stack(
+        [torch.randperm(geometry.E, generator=generator)[: geometry.topk] for _ in range(rows)]
+    )
     if padded:
         ids[rows - padded :] = -1
     weights = torch.rand(rows, geometry.topk, generator=generator)

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+
 from rows import harness
 
 
@@ -37,7 +37,9 @@ def test_random_batches(armed: None, reference: Any, topk: int) -> None:
     gathered = 0
     for seed in range(70):
         rows = rng.choice((1, 2, 7, 8, 9, 17, 24, 40))
-        batch = harness.make_batch(rows, geometry, seed, padded=rng.choice((0, 0, 1)) if rows > 2 else 0)
+        batch = harness.make_batch(
+            rows, geometry, seed, padded=rng.choice((0, 0, 1)) if rows > 2 else 0
+        )
         w4a16, a4 = pure_results(layer, batch, rows)
         assert not w4a16.equal(a4), "the two modes must differ for the comparison to mean anything"
         for _ in range(20):
@@ -50,6 +52,8 @@ def test_random_batches(armed: None, reference: Any, topk: int) -> None:
                 prefill[lo:hi] = True
             assert mixed.equal(torch.where(prefill, a4, w4a16)), (rows, ranges)
             assert sum(launch.rows for launch in reference.launches) == rows
-            assert sum(launch.rows for launch in reference.launches if launch.a4) == int(prefill.sum())
+            assert sum(launch.rows for launch in reference.launches if launch.a4) == int(
+                prefill.sum()
+            )
             gathered += len(ranges) > 4
     assert gathered, "the gathered form was not reached"

@@ -149,11 +149,9 @@ class ScratchPlan:
             raise ValueError(f"input hidden size {int(a.shape[1])} does not match TP MoE scratch")
         if int(topk_ids.shape[1]) != caps.num_topk:
             raise ValueError(f"top-k {int(topk_ids.shape[1])} does not match TP MoE scratch")
-        if (
-            scratch.dtype != torch.uint8
-            or not scratch.is_contiguous()
-            or scratch.numel() < self._nbytes()
-        ):
+        if scratch.dtype != torch.uint8:
+            raise TypeError(f"scratch must have dtype torch.uint8, got {scratch.dtype}")
+        if not scratch.is_contiguous() or scratch.numel() < self._nbytes():
             raise ValueError(f"scratch has {scratch.numel()} bytes, requires {self._nbytes()}")
         return Binding(
             self, scratch, a, experts, topk_weights, topk_ids, output, input_scales_static

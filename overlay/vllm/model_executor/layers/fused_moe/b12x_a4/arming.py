@@ -17,7 +17,11 @@ from vllm import envs
 from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-from vllm.model_executor.layers.fused_moe.b12x_a4.dual_plan import ATTRIBUTE, DualPlan
+from vllm.model_executor.layers.fused_moe.b12x_a4.dual_plan import (
+    ATTRIBUTE,
+    DualPlan,
+    set_dual_plan,
+)
 from vllm.model_executor.layers.fused_moe.b12x_a4.provider import get_provider, settle_fork_switches
 from vllm.model_executor.layers.fused_moe.b12x_a4.refusals import (
     configuration_without_row_types,
@@ -121,7 +125,7 @@ def arm_layer(method: ModelOptNvFp4FusedMoE, layer: torch.nn.Module) -> None:
             kind=provider.kind,
             keep_packed=settings.keep_packed and provider.kind == "dual",
         )
-        setattr(layer, ATTRIBUTE, plan)
+        set_dual_plan(layer, plan)
 
 
 def _decide(method: ModelOptNvFp4FusedMoE, layer: torch.nn.Module) -> Decision:
@@ -190,7 +194,7 @@ def _arm_again(layer: torch.nn.Module, first: Decision) -> None:
 
 def _replace_scales(layer: torch.nn.Module, scales: ActivationScales) -> None:
 
-    setattr(layer, ATTRIBUTE, replace(getattr(layer, ATTRIBUTE), scales=scales))
+    set_dual_plan(layer, replace(getattr(layer, ATTRIBUTE), scales=scales))
 
 
 def _shape_problem(moe: Any, layer: torch.nn.Module) -> str:

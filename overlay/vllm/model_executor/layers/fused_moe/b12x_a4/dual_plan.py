@@ -4,8 +4,8 @@
 ``layer.b12x_dual_plan`` is absent or None for every layer that stays on upstream's path. A layer that has one is run by
 :class:`~vllm.model_executor.layers.fused_moe.b12x_a4.experts.DualPlanExperts`.
 
-The seam for block scales that do not live in the checkpoint's form (NVFP4-CSF): a quantisation method may set
-``DualPlan(layer_name, scales=None or the layer's scales, external_block_scales=True, hooks=...)`` itself. The layer's
+The seam for block scales that do not live in the checkpoint's form (NVFP4-CSF): a quantisation method may call
+``set_dual_plan(layer, DualPlan(name, scales or None, external_block_scales=True, hooks=...))`` itself. The layer's
 ``w13_weight_scale`` and ``w2_weight_scale`` are then scratch tensors in b12x's F8_128x4 order that ``hooks.before``
 fills for every MoE call; the dual plan reads them in place and copies nothing from them.
 """
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from vllm.model_executor.layers.fused_moe.b12x_a4.provider import PlanKind
 from vllm.model_executor.layers.fused_moe.b12x_a4.scales import ActivationScales
+from vllm.v1.worker.moe_row_types import note_armed_layer
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.b12x_a4.parts import StepSplit
@@ -65,6 +66,13 @@ class DualPlan:
                 f"{self.layer_name}: packed weights copy the block scales they are prepared from; "
                 "they cannot be used with external block scales"
             )
+
+
+def set_dual_plan(layer: torch.nn.Module, plan: DualPlan) -> None:
+    """Give *layer* its plan, and let the model runner know that row types are needed where the plan has scales."""
+    setattr(layer, ATTRIBUTE, plan)
+    if plan.scales is not None:
+        note_armed_layer()
 
 
 def experts_class(cls: type, layer: torch.nn.Module) -> type:

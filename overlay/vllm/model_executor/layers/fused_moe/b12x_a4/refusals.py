@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.model_executor.layers.fused_moe.b12x_a4.settings import ARM
+from vllm.v1.worker.moe_row_types import unsupported_reason
 
 
 def configuration_without_row_types(config: Any) -> str:
@@ -16,9 +17,7 @@ def configuration_without_row_types(config: Any) -> str:
     """
     if config is None:
         return ""
-    from vllm.v1.worker import moe_row_types
-
-    return moe_row_types.unsupported_reason(config) or ""
+    return unsupported_reason(config) or ""
 
 
 def refuse_weight_offloading(config: Any) -> None:

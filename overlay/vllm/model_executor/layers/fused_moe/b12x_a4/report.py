@@ -24,6 +24,7 @@ from vllm.model_executor.layers.fused_moe.b12x_a4.settings import ARM, EAGER, ge
 logger = init_logger(__name__)
 
 _NORMAL = frozenset({Reason.WEIGHT_ONLY, Reason.DRAFT})
+_WARNED_ELSEWHERE = frozenset({Reason.CONFIGURATION})  # by the model runner, for the same reason
 _HOW = {
     "dual": "one weight plan for NVFP4 and W4A16",
     "bind": "its own A4 prefill over packed weights",
@@ -83,7 +84,7 @@ def summary(decisions: list[Decision], is_draft: bool, capture_limit: int) -> li
         if decision.reason is not None:
             by_reason[decision.reason].append(decision)
     for reason, group in by_reason.items():
-        normal = is_draft or (reason in _NORMAL and bool(armed))
+        normal = is_draft or reason in _WARNED_ELSEWHERE or (reason in _NORMAL and bool(armed))
         details = ", ".join(dict.fromkeys(d.detail for d in group if d.detail))
         text = f"A4 prefill: {_names(group)} not armed: {reason.value}" + (
             f" ({details})." if details else "."
