@@ -43,8 +43,11 @@ def real(**arguments: Any) -> dict[str, Any]:
 
     sm120.install()
     from b12x.moe import fused_moe
+    from vllm.model_executor.layers.fused_moe.b12x_a4.provider import get_provider
 
-    return answers(fused_moe, **arguments)
+    found = get_provider()
+    provider = {"name": found.name, "kind": found.kind, "missing": found.missing}
+    return {"provider": provider, **answers(fused_moe, **arguments)}
 
 
 def answers(b12x: Any, with_numerics: bool = False) -> dict[str, Any]:

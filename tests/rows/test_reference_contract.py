@@ -27,6 +27,13 @@ def test_same_answers(real: dict[str, Any], ours: dict[str, Any], topic: str) ->
     assert ours[topic] == real[topic]
 
 
+def test_abilities_are_found(real: dict[str, Any]) -> None:
+    found = real["provider"]
+    assert found["kind"] == "dual", found
+    assert found["missing"] == ""
+    assert found["name"].split()[0] in ("flashinfer-python", "b12x")
+
+
 def test_zero_copy(real: dict[str, Any]) -> None:
     assert all(real["preparation"].values()), real["preparation"]
 
