@@ -24,11 +24,20 @@ def load_layer(
     algo: str = "NVFP4",
     seed: int = 0,
     calibrated: bool = True,
+    subnormal: bool = False,
     **layer: Any,
 ) -> Any:
-    """A layer after ``process_weights_after_loading``, with scales that differ between experts and halves."""
+    """A layer after ``process_weights_after_loading``, with scales that differ between experts and halves.
+
+    *subnormal* gives it block scales that packing flushes, so that packed and native W4A16 differ.
+    """
     module = make_layer(algo, geometry, **layer)
     fill(module, seed, calibrated)
+    if subnormal:
+        for name in ("w13_weight_scale", "w2_weight_scale"):
+            scale = getattr(module, name).data
+            scale[:, 0] = 448.0
+            scale[:, 1:8] = 2.0**-8
     module.quant_method.process_weights_after_loading(module)
     return module
 

@@ -187,7 +187,7 @@ class Binding:
         """What b12x compiles for this launch: geometry, regime, and the row classes its kernels specialise on."""
         caps, rows = self.plan.caps, int(self.a.shape[0])
         regime, config = caps.regime, caps.decode_config
-        exact = rows if regime.needs_alignment else None
+        exact = rows if self._is_small_token_kernel else None
         classes = (rows == 1, rows > regimes.SMALL_TOKENS) if regime.backend == "w4a16" else ()
         return (
             caps.weight_plan, caps.num_topk, caps.quant_mode, self.a4, regime, exact, classes, caps.swiglu_limit,
@@ -215,6 +215,12 @@ class Binding:
         return self.output
 
     @property
+    def _is_small_token_kernel(self) -> bool:
+        """NVFP4 micro and W4A16 direct over native weights: compiled per row count, 16-byte addresses."""
+        regime, layout = self.plan.caps.regime, self.plan.caps.weight_plan.w4a16_weight_layout
+        return regime.backend == "micro" or (regime.route == "direct" and regime.backend == "w4a16" and layout == "modelopt")
+
+    @property
     def _native_a4(self) -> bool:
         return self.plan.caps.quant_mode == "nvfp4"
 
@@ -240,7 +246,7 @@ class Binding:
         return hidden @ down[expert].T * alpha2
 
     def _check(self) -> None:
-        caps, regime, rows = self.plan.caps, self.plan.caps.regime, self.topk_ids.shape[0]
+        caps, rows = self.plan.caps, self.topk_ids.shape[0]
         for name in ("a", "topk_weights", "topk_ids", "output"):
             tensor = getattr(self, name)
             if not tensor.is_contiguous():
@@ -253,9 +259,8 @@ class Binding:
             )
         if str(self.a.dtype).removeprefix("torch.") != caps.weight_plan.io_dtype:
             raise TypeError(f"prepared weights were built for {caps.weight_plan.io_dtype}")
-        native = caps.weight_plan.w4a16_weight_layout != "packed"
         aligned = [self.a, self.output]
-        if regime.backend == "micro" or (regime.needs_alignment and native):
+        if self._is_small_token_kernel:
             aligned += [self.topk_ids, self.topk_weights]
         if any(tensor.data_ptr() % 16 for tensor in aligned):
             raise AssertionError("pointer must be 16 bytes aligned")

@@ -26,11 +26,6 @@ class Regime:
     tile_m: int | None = None
     block_m: int | None = None
 
-    @property
-    def needs_alignment(self) -> bool:
-        """Ids and weights must start at 16-byte addresses."""
-        return self.backend == "micro" or (self.backend == "w4a16" and self.route == "direct")
-
 
 def w4a16(tokens: int, topk: int, experts: int, packed_weights: bool) -> Regime:
     """W4A16 over native weights (``packed_weights`` False) or MMA-packed ones."""

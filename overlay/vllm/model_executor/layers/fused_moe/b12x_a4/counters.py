@@ -7,14 +7,19 @@ Counted per step and process, not per layer, from what the host already knows:
 * ``graph_rows``: prefill rows that ran W4A16 because the step was replayed from a CUDA graph. No Python of the model
   runs in a replay, so the model runner reports these (:func:`count_graph_step`).
 
-The workers have no metrics endpoint; the engine's own lives in another process. So the first rank logs the totals, at
-most once a minute and only when they changed, and :func:`snapshot` returns them (for ``collective_rpc``).
+Shown in two ways, both by the first tensor-parallel rank:
+
+* a log line with the totals, at most once a minute and only while they grow;
+* the Prometheus counters ``vllm:b12x_a4_prefill_rows_total`` and ``vllm:b12x_a4_graph_rows_total``. The worker that
+  counts is not the process that serves ``/metrics``, so they appear there only in Prometheus' multiprocess mode: start
+  the server with ``PROMETHEUS_MULTIPROC_DIR`` set to an empty folder (vLLM does so itself with several API servers).
 """
 
 from __future__ import annotations
 
+import functools
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
@@ -48,15 +53,16 @@ class StepCounters:
             )
         self.a4_rows += a4_rows
         self.a4_steps += 1
-        self._log()
+        self._show("prefill", a4_rows)
 
     def count_graph_step(self, row_types: MoERowTypes | None) -> None:
         """A CUDA graph is about to be replayed for a step with these row types (None: no prefill rows)."""
         if row_types is None or not row_types.prefill:
             return
-        self.graph_rows += sum(hi - lo for lo, hi in row_types.prefill)
+        rows = sum(hi - lo for lo, hi in row_types.prefill)
+        self.graph_rows += rows
         self.graph_steps += 1
-        self._log()
+        self._show("graph", rows)
 
     def snapshot(self) -> dict[str, int]:
         """The totals by name."""
@@ -65,15 +71,16 @@ class StepCounters:
             for name in ("a4_rows", "a4_steps", "graph_rows", "graph_steps")
         }
 
-    def _log(self) -> None:
+    def _show(self, what: str, rows: int) -> None:
+        if not _is_first_rank():
+            return
+        _prometheus()[what].inc(rows)
         now = time.monotonic()
         if self._next_log is None:
             self._next_log = now + LOG_INTERVAL_S
         if now < self._next_log:
             return
         self._next_log = now + LOG_INTERVAL_S
-        if not _is_first_rank():
-            return
         logger.info(
             "A4 prefill so far: %d prefill rows with NVFP4 activations (%d steps); "
             "%d prefill rows W4A16 because their step replayed a CUDA graph (%d steps).",
@@ -90,6 +97,7 @@ count_graph_step = COUNTERS.count_graph_step
 snapshot = COUNTERS.snapshot
 
 
+@functools.cache
 def _is_first_rank() -> bool:
     from vllm.distributed.parallel_state import get_tp_group
 
@@ -97,3 +105,17 @@ def _is_first_rank() -> bool:
         return bool(get_tp_group().rank_in_group == 0)
     except AssertionError:  # no group: a test, or a tool
         return True
+
+
+@functools.cache
+def _prometheus() -> dict[str, Any]:
+    from prometheus_client import Counter
+
+    return {
+        "prefill": Counter(
+            "vllm:b12x_a4_prefill_rows", "Prefill rows that ran with NVFP4 activations."
+        ),
+        "graph": Counter(
+            "vllm:b12x_a4_graph_rows", "Prefill rows that a CUDA graph replay ran W4A16."
+        ),
+    }
