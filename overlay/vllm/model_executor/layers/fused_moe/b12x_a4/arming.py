@@ -8,6 +8,8 @@ attribute of the layer (:mod:`dual_plan`); layers without it run upstream's code
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -77,28 +79,25 @@ class Decision:
 
 
 class _Load:
-    """The running model load. Layers that are processed while their weights arrive count too."""
+    """The running model load."""
 
     is_draft = False
-    decisions: list[Decision]
-
-    def __init__(self) -> None:
-        self.decisions = []
 
 
-_load = _Load()
+@contextmanager
+def loading(is_draft: bool) -> Iterator[None]:
+    """While the layers of a model are processed."""
+    _Load.is_draft = is_draft
+    try:
+        yield
+    finally:
+        _Load.is_draft = False
 
 
-def begin_model(is_draft: bool) -> None:
-    """The layers of a model are about to be processed."""
-    _load.is_draft = is_draft
-
-
-def take_decisions() -> list[Decision]:
-    """The decisions of this load in layer order; the next model starts with none."""
-    taken, _load.decisions = _load.decisions, []
-    _load.is_draft = False
-    return taken
+def decisions_of(model: torch.nn.Module) -> list[Decision]:
+    """The decisions on the layers of *model*, in its order."""
+    found = (getattr(module, _RECORD, None) for module in model.modules())
+    return [decision for decision in found if decision is not None]
 
 
 def arm_layer(method: ModelOptNvFp4FusedMoE, layer: torch.nn.Module) -> None:
@@ -115,7 +114,6 @@ def arm_layer(method: ModelOptNvFp4FusedMoE, layer: torch.nn.Module) -> None:
         return
     decision = _decide(method, layer)
     setattr(layer, _RECORD, decision)
-    _load.decisions.append(decision)
     if decision.armed:
         settings, provider = get_settings(), get_provider()
         assert provider.kind is not None
@@ -143,7 +141,7 @@ def _decide(method: ModelOptNvFp4FusedMoE, layer: torch.nn.Module) -> Decision:
         return no(Reason.BACKEND, f"{method.nvfp4_backend.value}; add --moe-backend b12x")
     if not envs.VLLM_B12X_MOE_FP4_FORCE_A16:
         return no(Reason.FORCE_A16)
-    if _load.is_draft:
+    if _Load.is_draft:
         return no(Reason.DRAFT)
     config = get_current_vllm_config_or_none()
     problem = configuration_without_row_types(config)
@@ -216,4 +214,4 @@ def _name(layer: torch.nn.Module) -> str:
     return getattr(layer, "layer_name", type(layer).__name__)
 
 
-__all__ = ["Decision", "Reason", "arm_layer", "begin_model", "take_decisions"]
+__all__ = ["Decision", "Reason", "arm_layer", "decisions_of", "loading"]

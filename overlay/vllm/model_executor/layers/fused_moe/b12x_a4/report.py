@@ -39,8 +39,8 @@ def reported(process_weights: Callable[..., None]) -> Callable[..., None]:
         model: torch.nn.Module, model_config: Any, *args: Any, **kwargs: Any
     ) -> None:
         is_draft = getattr(model_config, "runner_type", None) == "draft"
-        arming.begin_model(is_draft)
-        process_weights(model, model_config, *args, **kwargs)
+        with arming.loading(is_draft):
+            process_weights(model, model_config, *args, **kwargs)
         finish_model(model, is_draft)
 
     return process_and_report
@@ -48,7 +48,7 @@ def reported(process_weights: Callable[..., None]) -> Callable[..., None]:
 
 def finish_model(model: torch.nn.Module, is_draft: bool) -> None:
     """Compare the ranks, then log the summary of *model*."""
-    decisions = arming.take_decisions() + _compressed_tensors_layers(model)
+    decisions = arming.decisions_of(model) + _compressed_tensors_layers(model)
     if not decisions:
         if get_settings().enabled and not is_draft:
             logger.warning(
