@@ -48,6 +48,22 @@ class RecordingStreams:
     def side(self) -> str:
         return "side"
 
+    def raise_main(self) -> str:
+        before, self.current = self.current, "raised"
+        self.log.append("raise")
+        self._order("raised", before)
+        return before
+
+    def lower_main(self, before: str) -> None:
+        self.log.append("lower")
+        self._order(before, "raised")
+        self.current = before
+
+    def _order(self, after: str, before: str) -> None:
+        clock = self.clocks.setdefault(after, {})
+        for name, tick in self.clocks.setdefault(before, {}).items():
+            clock[name] = max(clock.get(name, 0), tick)
+
     def new_event(self) -> SimpleNamespace:
         return SimpleNamespace(clock=None)
 

@@ -23,6 +23,7 @@ class Model:
         layers: int = 3,
         *,
         prefetch: bool = True,
+        raise_above: int | None = None,
         reduces: tuple[int, int] | None = None,
         shared: Model | None = None,
     ) -> None:
@@ -35,6 +36,7 @@ class Model:
             self.streams,
             lambda: self.context,
             prefetch=prefetch,
+            raise_above_rows=raise_above,
             watch_reduces=None if reduces is None else self._watch,
         )
         self.expansions = [
@@ -52,13 +54,20 @@ class Model:
         self.streams.tick(self.streams.current)
 
     @contextmanager
-    def forward(self, *, prefill: bool = True) -> Iterator[SimpleNamespace]:
-        """As ``set_forward_context`` with the patch's two lines."""
+    def forward(
+        self, *, prefill: bool = True, rows: int = 512, graph: bool = False
+    ) -> Iterator[SimpleNamespace]:
+        """As ``set_forward_context`` with the patch's lines."""
         outer, self.context = (
             self.context,
-            SimpleNamespace(moe_row_types="prefill" if prefill else None, pending_scales=None),
+            SimpleNamespace(
+                moe_row_types=SimpleNamespace(num_rows=rows) if prefill else None,
+                cudagraph_runtime_mode=SimpleNamespace(value=int(graph)),
+                pending_scales=None,
+            ),
         )
         context = self.context
+        self.owner.enter(context)
         try:
             yield context
         finally:
@@ -381,17 +390,77 @@ def test_a_captured_all_reduce_launches_nothing() -> None:
     assert model.ahead == []
 
 
+def test_a_pass_that_prefetches_runs_on_the_raised_stream() -> None:
+    model = Model(2, raise_above=256)
+    model.replay()
+    model.step()
+    assert model.streams.log[4:] == [
+        "raise",
+        "layer 0 expands on raised",
+        "MoE of layer 0 on raised",
+        "record on raised",
+        "side waits",
+        "layer 1 expands on side",
+        "record on side",
+        "raised waits",
+        "MoE of layer 1 on raised",
+        "lower",
+    ]
+    assert model.streams.current == "main"
+    model.replay()
+
+
+def test_other_passes_stay_where_they_are() -> None:
+    model = Model(2, raise_above=256)
+    for kwargs in ({"prefill": False}, {"rows": 256}, {"graph": True}):
+        with model.forward(**kwargs):
+            model.moe(0)
+    model.streams.is_capturing = True
+    with model.forward():
+        model.moe(0)
+    assert "raise" not in model.streams.log
+    off = Model(2, raise_above=256, prefetch=False)
+    off.step()
+    never = Model(2)
+    never.step()
+    assert "raise" not in off.streams.log + never.streams.log
+
+
+def test_a_raised_pass_ends_on_the_main_stream_after_an_exception() -> None:
+    model = Model(2, raise_above=256)
+    with pytest.raises(RuntimeError), model.forward():
+        model.moe(0)
+        raise RuntimeError
+    assert model.streams.current == "main"
+    assert not model.owner.pending
+    model.replay()
+    model.step()
+
+
+def test_a_nested_pass_is_not_raised_twice_and_lowers_nothing() -> None:
+    model = Model(2, raise_above=256)
+    with model.forward():
+        model.moe(0)
+        with model.forward():
+            pass
+        assert model.streams.current == "raised"
+        model.moe(1)
+    assert model.streams.log.count("raise") == model.streams.log.count("lower") == 1
+    assert model.owner.prefetched == 1
+
+
+@pytest.mark.parametrize("raise_above", [None, 256])
 @pytest.mark.parametrize("reduces", [None, (1, 1), (2, 0)])
-def test_random_passes_never_race(reduces) -> None:
+def test_random_passes_never_race(reduces, raise_above) -> None:
     rng = random.Random(7)
-    model = Model(5, reduces=reduces)
+    model = Model(5, reduces=reduces, raise_above=raise_above)
     for _ in range(1000):
         kind = rng.random()
         if kind < 0.2:
             model.replay()
             continue
         try:
-            with model.forward(prefill=rng.random() < 0.8):
+            with model.forward(prefill=rng.random() < 0.8, rows=rng.choice((8, 512))):
                 for index in range(len(model.layers)):
                     if reduces:
                         for _ in range(reduces[0]):

@@ -48,7 +48,9 @@ class Delayed:
 class Model:
     """Layers with different scales over one scratch."""
 
-    def __init__(self, layers: int = 4, *, prefetch: bool = True) -> None:
+    def __init__(
+        self, layers: int = 4, *, prefetch: bool = True, raise_above: int | None = None
+    ) -> None:
         first = Case(SHAPE, "cuda")
         self.scratch = first.scratch
         self.context = None
@@ -56,6 +58,7 @@ class Model:
             CudaStreams(torch.device("cuda", torch.cuda.current_device())),
             lambda: self.context,
             prefetch=prefetch,
+            raise_above_rows=raise_above,
         )
         self.wanted, self.expansions, self.hooks = [], [], []
         for index in range(layers):
@@ -69,7 +72,12 @@ class Model:
 
     @contextmanager
     def forward(self, *, prefill: bool = True):
-        self.context = SimpleNamespace(moe_row_types=True if prefill else None, pending_scales=None)
+        self.context = SimpleNamespace(
+            moe_row_types=SimpleNamespace(num_rows=512) if prefill else None,
+            cudagraph_runtime_mode=SimpleNamespace(value=0),
+            pending_scales=None,
+        )
+        self.owner.enter(self.context)
         try:
             yield
         finally:
@@ -138,8 +146,9 @@ def _raise_in_the_next_layer_then_replay(model: Model) -> int:
     return model.wrong_bytes()
 
 
-def test_an_exception_with_a_slow_side_stream_then_a_graph_replay() -> None:
-    model = Model()
+@pytest.mark.parametrize("raise_above", [None, 256])
+def test_an_exception_with_a_slow_side_stream_then_a_graph_replay(raise_above) -> None:
+    model = Model(raise_above=raise_above)
     assert _raise_in_the_next_layer_then_replay(model) == 0
 
 
@@ -187,8 +196,22 @@ def test_routed_expansion_is_captured_and_reads_the_ids_of_the_replay() -> None:
                 case.expect(experts)
 
 
-def test_a_thousand_random_passes_with_random_delays() -> None:
-    model = Model(5)
+def test_a_raised_pass_has_the_higher_priority_and_ends_where_it_began() -> None:
+    model = Model(raise_above=256)
+    before = torch.cuda.current_stream()
+    with model.forward():
+        assert torch.cuda.current_stream().priority < before.priority
+        model.moe(0)
+        assert model.owner.pending
+    assert torch.cuda.current_stream() == before
+    with model.forward(prefill=False):
+        assert torch.cuda.current_stream() == before
+    assert model.wrong_bytes() == 0
+
+
+@pytest.mark.parametrize("raise_above", [None, 256])
+def test_a_thousand_random_passes_with_random_delays(raise_above) -> None:
+    model = Model(5, raise_above=raise_above)
     rng = random.Random(11)
     graph = torch.cuda.CUDAGraph()
     ids = torch.arange(SHAPE[0], dtype=torch.int32, device="cuda")

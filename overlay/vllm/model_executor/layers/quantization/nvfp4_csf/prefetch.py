@@ -17,6 +17,13 @@ attention. The rules, each with a test that fails without it:
 
 A scratch belongs to one model: a draft model makes its own `ScaleScratch`, and with it its own side stream and events.
 
+Priority. A side stream cannot rank below vLLM's main stream, which has the lowest priority there is, and at equal
+priority the expansion takes the device in turns with the main stream's kernels and hides little. So the main stream is
+raised instead, for exactly the passes that prefetch: `enter` moves an eager pass with prefill rows to a stream of
+higher priority and `join` moves back. vLLM's other streams are not demoted by that: collectives run on the current
+stream; CUDA graphs are captured and replayed on the stream that they always had; and the shared experts' stream is used
+up to VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD rows, above which alone a pass is raised.
+
 Launch point. Without tensor parallelism the expansion starts when the layer's MoE ends. With it, the all-reduce after
 attention leaves most of the device idle, so that is where it starts. Which all-reduce that is differs between models;
 the last one before the next MoE call, as an earlier pass counted them, is it.
@@ -47,9 +54,10 @@ class Expansion(Protocol):
 
 
 class PassContext(Protocol):
-    """What is used of vLLM's ``ForwardContext``, which the patch gives both fields."""
+    """What is used of vLLM's ``ForwardContext``; the patches give it the first and the last field."""
 
     moe_row_types: Any
+    cudagraph_runtime_mode: Any
     pending_scales: Any
 
 
@@ -100,6 +108,7 @@ class ScaleScratch:
         streams: stream operations of the device.
         context: returns the current forward context, or None.
         prefetch: whether to expand ahead at all.
+        raise_above_rows: passes of more rows run on a raised main stream; None: never.
         watch_reduces: None without tensor parallelism. Otherwise a function that takes a callback, to be called before
             each all-reduce is queued, or None to end that.
 
@@ -112,15 +121,18 @@ class ScaleScratch:
         context: Callable[[], PassContext | None],
         *,
         prefetch: bool = True,
+        raise_above_rows: int | None = None,
         watch_reduces: Callable[[Callable[[], None] | None], None] | None = None,
     ) -> None:
         self._streams = streams
         self._context = context
         self._prefetch = prefetch
+        self._raise_above_rows = raise_above_rows
         self._watch_reduces = watch_reduces
         self._layers: list[LayerScales] = []
         self._pending: _Pending | None = None
         self._watch: _Watch | None = None
+        self._raised: tuple[PassContext, Any] | None = None
         self._events: tuple[Any, Any] | None = None
         self.prefetched = 0
         """Calls that found their scales expanded ahead."""
@@ -140,6 +152,18 @@ class ScaleScratch:
         """Whether an expansion has been launched ahead that no one has waited for."""
         return self._pending is not None
 
+    def enter(self, context: PassContext) -> None:
+        """*context* opens: raise the main stream if its pass will prefetch."""
+        rows = context.moe_row_types
+        if not self._prefetch or self._raise_above_rows is None or rows is None:
+            return
+        if rows.num_rows <= self._raise_above_rows or context.cudagraph_runtime_mode.value:
+            return
+        if self._raised is not None or self._streams.capturing():
+            return
+        context.pending_scales = self
+        self._raised = context, self._streams.raise_main()
+
     def join(self, context: PassContext) -> None:
         """*context* closes: everything queued from now on comes after what its pass left pending."""
         context.pending_scales = None
@@ -151,6 +175,9 @@ class ScaleScratch:
             current = self._streams.main()  # another one where an exception left a stream context
             if current != pending.main:
                 self._wait_ready(current)
+        if self._raised is not None and self._raised[0] is context:
+            before, self._raised = self._raised[1], None
+            self._streams.lower_main(before)
 
     def _before(self, layer: LayerScales, topk_ids: torch.Tensor) -> None:
         if self._streams.capturing():

@@ -20,6 +20,12 @@ class StreamOps(Protocol):
     def side(self) -> Any:
         """The stream on which prefetched expansions run."""
 
+    def raise_main(self) -> Any:
+        """Continue the current stream's work on one of higher priority; what `lower_main` takes."""
+
+    def lower_main(self, before: Any) -> None:
+        """Go back to the stream that was current before `raise_main`, ordered after everything on the raised one."""
+
     def new_event(self) -> Any:
         """An event that can be recorded again and again."""
 
@@ -31,11 +37,12 @@ class StreamOps(Protocol):
 
 
 class CudaStreams:
-    """`StreamOps` of a CUDA device. The side stream is made on first use, outside any capture."""
+    """`StreamOps` of a CUDA device. Streams are made on first use, outside any capture."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._side: torch.cuda.Stream | None = None
+        self._raised: torch.cuda.Stream | None = None
 
     def capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
@@ -48,6 +55,19 @@ class CudaStreams:
             # Default priority, which is the lowest there is: the expansion fills gaps of the main stream's work.
             self._side = torch.cuda.Stream(self._device)
         return self._side
+
+    def raise_main(self) -> torch.cuda.Stream:
+        before = torch.cuda.current_stream(self._device)
+        if self._raised is None:
+            self._raised = torch.cuda.Stream(self._device, priority=-1)
+        self._raised.wait_stream(before)
+        torch.cuda.set_stream(self._raised)
+        return before
+
+    def lower_main(self, before: torch.cuda.Stream) -> None:
+        assert self._raised is not None
+        before.wait_stream(self._raised)
+        torch.cuda.set_stream(before)
 
     def new_event(self) -> torch.cuda.Event:
         return torch.cuda.Event()
@@ -69,6 +89,10 @@ class HostStreams:
         return None
 
     side = main
+    raise_main = main
+
+    def lower_main(self, before: None) -> None:
+        pass
 
     def new_event(self) -> None:
         return None
