@@ -71,20 +71,22 @@ def prefill_ranges(
         return ()
     num_new = num_scheduled if num_drafts is None else num_scheduled - num_drafts
     is_prefill &= (num_new != 1) | (num_computed == 0)
-    requests = np.flatnonzero(is_prefill).tolist()
-    if not requests:
+    requests = np.flatnonzero(is_prefill)
+    if not requests.size:
         return ()
     ends = np.cumsum(num_scheduled)
-    dropped = 0 if num_tokens is None else int(ends[-1]) - num_tokens
+    if num_tokens is not None:
+        ends -= ends[-1] - num_tokens
+    first = ends[requests] - num_scheduled[requests]
+    last = first + num_new[requests]
     ranges: list[tuple[int, int]] = []
-    for request in requests:
-        lo = int(ends[request]) - int(num_scheduled[request]) - dropped
-        hi = lo + int(num_new[request])
+    for lo, hi in zip(first.tolist(), last.tolist(), strict=True):
         if lo == hi:
             continue
         if ranges and ranges[-1][1] == lo:
-            lo = ranges.pop()[0]
-        ranges.append((lo, hi))
+            ranges[-1] = (ranges[-1][0], hi)
+        else:
+            ranges.append((lo, hi))
     return tuple(ranges)
 
 
