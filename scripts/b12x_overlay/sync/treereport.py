@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs between canonical and the synced beta, and why.
+
+A difference is explained by a version pin that beta keeps, or by beta-only commits: commits of beta that stand for no
+canonical change. Such a commit must touch the path, and for text the words that differ must be words that beta-only
+commits added or removed there (counted, indentation included), so that a twin that differs from its canonical commit
+is not hidden by a beta-only edit elsewhere in the same file. A pick whose conflict was resolved by hand explains the
+files it names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from b12x_overlay.git import Git
+from b12x_overlay.sync.held import Held
+from b12x_overlay.sync.history import Change, Commit, parse_change
+
+_WORD = re.compile(rb"^[ \t]+|[^\W]+|[^\w\s]", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One path that differs. *reason* is beta-only, kept pin or unexplained."""
+
+    path: str
+    status: str
+    reason: str
+    detail: str
+
+    @property
+    def explained(self) -> bool:
+        return self.reason != "unexplained"
+
+    def as_json(self) -> dict[str, str]:
+        return {
+            "path": self.path,
+            "status": self.status,
+            "reason": self.reason,
+            "detail": self.detail,
+        }
+
+
+@dataclass(frozen=True)
+class _Words:
+    plus: Counter[bytes]
+    minus: Counter[bytes]
+
+
+@dataclass(frozen=True)
+class _Row:
+    change: Change
+    paths: tuple[str, ...]
+    """One path, or the two names of a renamed file."""
+
+    @property
+    def path(self) -> str:
+        return self.paths[-1]
+
+
+def compare(
+    git: Git, canonical: str, result: str, beta_only: Iterable[Commit], held: Held
+) -> list[Difference]:
+    """Every path that differs between *canonical* and *result*, explained as far as it can be.
+
+    Args:
+        beta_only: the commits of the result's line that stand for no canonical change, merges included.
+    """
+    tokens = iter(git.fields("diff-tree", "-r", "-z", "--raw", "-M", canonical, result))
+    rows = []
+    for meta in tokens:
+        path = next(tokens)
+        paths = (path, next(tokens)) if meta.rsplit(" ", 1)[1][0] in "RC" else (path,)
+        rows.append(_Row(parse_change(meta, paths[-1]), paths))
+    known = (
+        _BetaOnly(git, beta_only, [path for row in rows for path in row.paths]) if rows else None
+    )
+    differences = []
+    for row in rows:
+        pin = held.pin(row.path)
+        assert known is not None
+        why = ("kept pin", pin.why) if pin else _explain(git, canonical, result, row, known)
+        differences.append(Difference(row.path, row.change.status, *why))
+    return differences
+
+
+def _explain(
+    git: Git, canonical: str, result: str, row: _Row, beta_only: _BetaOnly
+) -> tuple[str, str]:
+    ids = beta_only.touching(row.paths)
+    if not ids:
+        return "unexplained", "no beta-only commit touches it"
+    commits = [beta_only.commits[one] for one in ids]
+    names = _names(commits)
+    if any(row.path in commit.resolved_by_hand for commit in commits):
+        return "beta-only", f"{names} (conflict resolved by hand)"
+    changes = [
+        change for commit in commits for change in commit.changes if change.path in row.paths
+    ]
+    lost = None
+    if row.change.status in "AD":
+        done = {"A": "adds", "D": "deletes"}[row.change.status]
+        if row.change.status not in {change.status for change in changes}:
+            lost = f"{done} it"
+    elif row.change.old_mode != row.change.new_mode and row.change.new_mode not in {
+        change.new_mode for change in changes if change.old_mode != change.new_mode
+    }:
+        lost = f"makes its mode {row.change.new_mode}"
+    elif row.change.old != row.change.new:
+        lost = _lost_content(git, canonical, result, row, beta_only, changes)
+    if lost and not any(commit.is_merge and row.change.status in "AD" for commit in commits):
+        return "unexplained", f"{names} touches it, but none of these {lost}"
+    return "beta-only", names
+
+
+def _lost_content(
+    git: Git, canonical: str, result: str, row: _Row, beta_only: _BetaOnly, changes: list[Change]
+) -> str | None:
+    literal = [f":(literal){path}" for path in row.paths]
+    diff = git.run(
+        "diff-tree",
+        "-p",
+        "-U0",
+        "-M",
+        "--no-ext-diff",
+        "--no-textconv",
+        canonical,
+        result,
+        "--",
+        *literal,
+    ).out
+    if re.search(rb"(?m)^Binary files ", diff):
+        made = row.change.new in {change.new for change in changes}
+        return None if made else f"makes its bytes {row.change.new[:12]}"
+    differ = _words(diff)
+    added, removed = beta_only.words(row.paths)
+    rest = (differ.plus - differ.minus) - added, (differ.minus - differ.plus) - removed
+    shown = [
+        f"{sign}{word.decode('utf-8', 'replace').strip() or 'indentation'}"
+        for sign, words in zip("+-", rest, strict=True)
+        for word in list(words)[:6]
+    ]
+    return f"has the words {' '.join(shown)}" if shown else None
+
+
+def _names(commits: list[Commit]) -> str:
+    shown = ", ".join(f"{commit.id[:12]} {commit.subject}" for commit in commits[:3])
+    return shown + (f" and {len(commits) - 3} more" if len(commits) > 3 else "")
+
+
+class _BetaOnly:
+    """The beta-only commits, with the words that each adds and removes in each of the paths in question.
+
+    For merges that is what they changed beside git's own merge. A renamed file counts for both its names.
+    """
+
+    def __init__(self, git: Git, commits: Iterable[Commit], paths: Iterable[str]) -> None:
+        self.commits = {commit.id: commit for commit in commits}
+        self._words: dict[str, dict[str, _Words]] = {}
+        if not self.commits:
+            return
+        stdin = (
+            "".join(f"{one}\n" for one in self.commits)
+            + "--\n"
+            + "".join(f":(literal){one}\n" for one in paths)
+        )
+        log = git.run(
+            "log", "--no-walk=unsorted", "--stdin", "-p", "-U0", "-M", "--remerge-diff", "--no-ext-diff",
+            "--no-textconv", "--format=%x01%H", stdin=stdin.encode("utf-8", "surrogateescape"),
+        ).out  # fmt: skip
+        # No line of a diff's content starts with \1 or with "diff": each has its sign first.
+        _, *records = re.split(rb"(?m)^\x01([0-9a-f]{40,64})$", log)
+        for name, body in zip(records[::2], records[1::2], strict=True):
+            for part in re.split(rb"(?m)^diff --git ", body)[1:]:
+                words = _words(part)
+                for path in _paths(part):
+                    self._words.setdefault(path, {})[name.decode()] = words
+
+    def touching(self, paths: Iterable[str]) -> list[str]:
+        return list({one: None for path in paths for one in self._words.get(path, {})})
+
+    def words(self, paths: Iterable[str]) -> tuple[Counter[bytes], Counter[bytes]]:
+        """All words added and removed in *paths*."""
+        plus: Counter[bytes] = Counter()
+        minus: Counter[bytes] = Counter()
+        for words in {
+            one: words for path in paths for one, words in self._words.get(path, {}).items()
+        }.values():
+            plus += words.plus
+            minus += words.minus
+        return plus, minus
+
+
+_NAMES = re.compile(
+    rb"(?m)^(?:--- (?!/dev/null)(?:\"?a/)|\+\+\+ (?!/dev/null)(?:\"?b/)|rename (?:from|to) )(.*?)\"?\t?$"
+)
+
+
+def _paths(part: bytes) -> set[str]:
+    head = part.split(b"\n@@", 1)[0]
+    names = {name.decode("utf-8", "surrogateescape") for name in _NAMES.findall(head)}
+    if not names:  # mode changes, binary and empty files have the diff line only
+        first = head.split(b"\n", 1)[0]
+        half = (len(first) - 5) // 2  # a/NAME b/NAME
+        names = {first[2 : 2 + half].decode("utf-8", "surrogateescape")}
+    return names
+
+
+def _words(diff: bytes) -> _Words:
+    plus: Counter[bytes] = Counter()
+    minus: Counter[bytes] = Counter()
+    in_hunk = False
+    for line in diff.split(b"\n"):
+        if line.startswith(b"@@"):
+            in_hunk = True
+        elif line.startswith(b"diff --git "):
+            in_hunk = False
+        elif in_hunk and line.startswith(b"+"):
+            plus.update(_WORD.findall(line[1:]))
+        elif in_hunk and line.startswith(b"-"):
+            minus.update(_WORD.findall(line[1:]))
+    return _Words(plus, minus)
