@@ -162,7 +162,13 @@ class Repo:
             sorted(one.name for one in (self.path / ".git").iterdir() if one.name != "sync-beta"),
         )
 
-    def sync(self, *args: str, canonical: str = "main", beta: str = "beta", env: dict[str, str] | None = None) -> Told:
+    def sync(
+        self,
+        *args: str,
+        canonical: str = "main",
+        beta: str = "beta",
+        env: dict[str, str] | None = None,
+    ) -> Told:
         """Run the command in this process, with this repository's environment."""
         out, err = io.StringIO(), io.StringIO()
         kept = dict(os.environ)
@@ -189,10 +195,16 @@ class Repo:
         )  # fmt: skip
 
     def _variables(self, env: dict[str, str] | None) -> dict[str, str]:
-        return {key: value for key, value in self.env.items() if not key.startswith("GIT_AUTHOR")} | (env or {})
+        return {
+            key: value for key, value in self.env.items() if not key.startswith("GIT_AUTHOR")
+        } | (env or {})
 
     def _arguments(self, args: tuple[str, ...], canonical: str, beta: str) -> list[str]:
-        lines = [] if "--continue" in args or "--abort" in args else ["--canonical", canonical, "--beta", beta]
+        lines = (
+            []
+            if "--continue" in args or "--abort" in args
+            else ["--canonical", canonical, "--beta", beta]
+        )
         return ["--repo", str(self.path), *lines, "--json", *args]
 
 

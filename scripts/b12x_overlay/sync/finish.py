@@ -11,7 +11,7 @@ from b12x_overlay.git import Git
 from b12x_overlay.sync import checks, landing, outcome
 from b12x_overlay.sync.evidence import Evidence
 from b12x_overlay.sync.held import last_receipt, read_tree
-from b12x_overlay.sync.history import Commit, read_history
+from b12x_overlay.sync.history import Commit, read_history, read_renames
 from b12x_overlay.sync.plan import BRING, THERE
 from b12x_overlay.sync.record import Record, ids_at, is_record, make_record, utc_today
 from b12x_overlay.sync.state import State
@@ -118,7 +118,13 @@ def _add_record(run: Run, work: Git) -> str:
         who = require_identity(run.where.repo)
         author = {key.replace("COMMITTER", "AUTHOR"): value for key, value in who.items()}
         work.with_variables(**who, **author).run(
-            "commit", "--quiet", "--no-verify", "--cleanup=verbatim", "-F", "-", stdin=f"{record.subject}\n".encode()
+            "commit",
+            "--quiet",
+            "--no-verify",
+            "--cleanup=verbatim",
+            "-F",
+            "-",
+            stdin=f"{record.subject}\n".encode(),
         )
     return record.id
 
@@ -138,7 +144,9 @@ def _report_tree(run: Run, work: Git) -> None:
         for one in _new_commits(run, work, run.start)
         if not one.picked_from or one.resolved_by_hand
     ]
-    run.found.tree = compare(work, run.tips.canonical.tip, "HEAD", own, plan.held)
+    commits = [one.id for one in (*plan.history.canonical, *plan.history.beta) if not one.is_merge]
+    renames = [pair for pairs in read_renames(work, commits).values() for pair in pairs]
+    run.found.tree = compare(work, run.tips.canonical.tip, "HEAD", own, plan.held, renames)
     unexplained = [difference.path for difference in run.found.tree if not difference.explained]
     if unexplained:
         raise CommandError(

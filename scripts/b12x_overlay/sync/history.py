@@ -172,6 +172,35 @@ def read_changes(git: Git, commits: Iterable[str]) -> dict[str, tuple[Change, ..
     return {commit: tuple(changes) for commit, changes in found.items()}
 
 
+def read_renames(git: Git, commits: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
+    """The files that each of *commits* (no merges) renames, old name and new."""
+    stdin = "".join(f"{one}\n" for one in commits).encode()
+    if not stdin:
+        return {}
+    tokens = iter(
+        git.fields(
+            "diff-tree",
+            "--stdin",
+            "-r",
+            "-z",
+            "-M",
+            "--name-status",
+            "--diff-filter=R",
+            "--root",
+            stdin=stdin,
+        )
+    )
+    found: dict[str, list[tuple[str, str]]] = {}
+    commit = ""
+    for token in tokens:
+        if re.fullmatch(r"R\d+", token):
+            found[commit].append((next(tokens), next(tokens)))
+        else:
+            commit = token
+            found[commit] = []
+    return found
+
+
 def parse_change(meta: str, path: str) -> Change:
     """A line of git's raw diff format and its path."""
     old_mode, new_mode, old, new, status = meta[1:].split(" ")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from b12x_overlay.git import Git
 from b12x_overlay.sync.evidence import Evidence, Matching, find_evidence
 from b12x_overlay.sync.held import Held, read_tree
-from b12x_overlay.sync.history import Commit, History
+from b12x_overlay.sync.history import Commit, History, read_renames
 
 BRING, THERE, SKIP, REFUSE = "bring", "there", "skip", "refuse"
 
@@ -89,7 +89,7 @@ def _step(commit: Commit, matching: Matching, held: Held) -> Step:
 def _name_kinds(git: Git, plan: Plan) -> None:
     """Say what is special about a commit: a revert, renamed files, changed modes, kept pins."""
     bring = plan.having(BRING)
-    renames = _renames(git, [step.commit.id for step in bring])
+    renames = read_renames(git, [step.commit.id for step in bring])
     for step in bring:
         commit = step.commit
         if commit.reverts:
@@ -105,23 +105,6 @@ def _name_kinds(git: Git, plan: Plan) -> None:
         ]
         pins = [path for path in sorted(commit.paths) if plan.held.pin(path)]
         step.notes += [f"beta keeps its {path}" for path in pins]
-
-
-def _renames(git: Git, commits: list[str]) -> dict[str, list[tuple[str, str]]]:
-    if not commits:
-        return {}
-    stdin = "".join(f"{one}\n" for one in commits).encode()
-    tokens = iter(git.fields("diff-tree", "--stdin", "-r", "-z", "-M", "--name-status", "--diff-filter=R", "--root",
-                             stdin=stdin))  # fmt: skip
-    found: dict[str, list[tuple[str, str]]] = {}
-    commit = ""
-    for token in tokens:
-        if token.startswith("R"):
-            found[commit].append((next(tokens), next(tokens)))
-        else:
-            commit = token
-            found[commit] = []
-    return found
 
 
 def _merge_refusal(commit: Commit) -> Refusal:

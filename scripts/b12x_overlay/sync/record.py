@@ -6,7 +6,6 @@ from __future__ import annotations
 import datetime
 import os
 import re
-import string
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ _NOREPLY = re.compile(
 )
 _CO_AUTHOR = re.compile(r"^co-authored-by:\s*(.*?)\s*<([^<>]*)>\s*$", re.IGNORECASE | re.MULTILINE)
 _SHOWN = 30
+_SUFFIXES: tuple[str, ...] = ("", *"bcdefghijklmnopqrstuvwxyz")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def ids_at(git: Git, commit: str, folder: str) -> set[str]:
 
 
 def _free_name(base: str, taken: set[str]) -> str:
-    for suffix in ("", *string.ascii_lowercase[1:]):
+    for suffix in _SUFFIXES:
         if base + suffix not in taken:
             return base + suffix
     raise CommandError(

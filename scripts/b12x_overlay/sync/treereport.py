@@ -54,7 +54,7 @@ class _Words:
 class _Row:
     change: Change
     paths: tuple[str, ...]
-    """One path, or the two names of a renamed file."""
+    """All names of the file, that in the result last."""
 
     @property
     def path(self) -> str:
@@ -62,19 +62,26 @@ class _Row:
 
 
 def compare(
-    git: Git, canonical: str, result: str, beta_only: Iterable[Commit], held: Held
+    git: Git,
+    canonical: str,
+    result: str,
+    beta_only: Iterable[Commit],
+    held: Held,
+    renames: Iterable[tuple[str, str]],
 ) -> list[Difference]:
     """Every path that differs between *canonical* and *result*, explained as far as it can be.
 
     Args:
         beta_only: the commits of the result's line that stand for no canonical change, merges included.
+        renames: names that one file had, two by two: what beta did under the old name counts for the new one.
     """
     tokens = iter(git.fields("diff-tree", "-r", "-z", "--raw", "-M", canonical, result))
     rows = []
+    pairs = list(renames)
     for meta in tokens:
         path = next(tokens)
         paths = (path, next(tokens)) if meta.rsplit(" ", 1)[1][0] in "RC" else (path,)
-        rows.append(_Row(parse_change(meta, paths[-1]), paths))
+        rows.append(_Row(parse_change(meta, paths[-1]), (*_other_names(paths, pairs), *paths)))
     known = (
         _BetaOnly(git, beta_only, [path for row in rows for path in row.paths]) if rows else None
     )
@@ -85,6 +92,20 @@ def compare(
         why = ("kept pin", pin.why) if pin else _explain(git, canonical, result, row, known)
         differences.append(Difference(row.path, row.change.status, *why))
     return differences
+
+
+def _other_names(paths: Iterable[str], pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Further names that the file had on its way."""
+    names = dict.fromkeys(paths)
+    known = len(names)
+    pairs = list(pairs)
+    while True:
+        names |= {old: None for old, new in pairs if new in names} | {
+            new: None for old, new in pairs if old in names
+        }
+        if len(names) == known:
+            return [name for name in names if name not in paths]
+        known = len(names)
 
 
 def _explain(
