@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from b12x_overlay.changes.model import plain
 from b12x_overlay.console import CommandError
 from b12x_overlay.git import Git
 from b12x_overlay.sync.evidence import Evidence
@@ -43,7 +44,7 @@ class Picker:
         done = 0
         for batch in self._batches(steps):
             self._progress(
-                f"[{done + 1}/{len(steps)}] {batch[0].commit.id[:12]} {batch[0].commit.subject}"
+                f"[{done + 1}/{len(steps)}] {batch[0].commit.id[:12]} {plain(batch[0].commit.subject)}"
             )
             if self._holds(batch[0]):
                 self._pick_held(batch[0])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from b12x_overlay.console import CommandError, Console
+from b12x_overlay.exitcodes import ExitCode
 from b12x_overlay.git import Git, require_version
 from b12x_overlay.lines import Keep, Lines
 from b12x_overlay.sync import finish, outcome, resume
@@ -138,6 +139,11 @@ def _sync(run: Run) -> None:
         remote = options.lines.remote if options.lines.remote in repo.lines("remote") else ""
     run.console.progress("reading the tips" + (f" of {remote}" if remote else ""))
     push = options.mode == "push"
+    if push and not remote:
+        raise CommandError(
+            f"--push needs a remote, and {repo.folder} has none called {options.lines.remote}", code=ExitCode.USAGE,
+            reason="remote", hint="name one with --remote, or use --land",
+        )  # fmt: skip
     found.tips = find_tips(
         repo,
         run.where.objects,
@@ -157,34 +163,31 @@ def _sync(run: Run) -> None:
     if found.refusals:
         found.kind = outcome.REFUSED
         return
+    _in_worktree(run, f"{options.lines.work_branch}-run")
+
+
+def _in_worktree(run: Run, branch: str) -> None:
+    """Pick and finish in a temporary work tree, which goes again unless it holds a person's work."""
+    home, options = run.where.home, run.options
+    if home.commit(f"refs/heads/{branch}") is not None:
+        raise CommandError(
+            f"the branch {branch} exists, and no unfinished sync made it; nothing was changed", reason="branch",
+            hint=f"git -C {home.folder} branch -m {branch} OTHER-NAME, or name another with --work-branch",
+        )  # fmt: skip
     state = State(
-        str(new_worktree_path()),
-        f"{options.lines.work_branch}-run",
-        run.start,
-        found.tips.as_json(),
-        options.as_json(),
+        str(new_worktree_path()), branch, run.start, run.tips.as_json(), options.as_json()
     )
     try:
-        _in_worktree(run, state)
+        if run.store is not None:
+            run.store.write(state)
+        work = add_worktree(home, Path(state.worktree), branch, run.start)
+        if run.pick(work, run.plan.having(BRING), state):
+            finish.finish(run, work, state)
     finally:
         if run.store is None:
             shutil.rmtree(Path(state.worktree).parent, ignore_errors=True)
         elif not state.waiting:
             run.store.discard(state)
-
-
-def _in_worktree(run: Run, state: State) -> None:
-    home = run.where.home
-    if home.commit(f"refs/heads/{state.branch}") is not None:
-        raise CommandError(
-            f"the branch {state.branch} exists, and no unfinished sync made it; nothing was changed", reason="branch",
-            hint=f"rename it, or name another work branch with --work-branch (git -C {home.folder} branch -m …)",
-        )  # fmt: skip
-    if run.store is not None:
-        run.store.write(state)
-    work = add_worktree(home, Path(state.worktree), state.branch, run.start)
-    if run.pick(work, run.plan.having(BRING), state):
-        finish.finish(run, work, state)
 
 
 def _take_leftover_away(repo: Git, store: Store, options: Options, console: Console) -> None:

@@ -111,13 +111,14 @@ def _other_names(paths: Iterable[str], pairs: Iterable[tuple[str, str]]) -> list
 def _explain(
     git: Git, canonical: str, result: str, row: _Row, beta_only: _BetaOnly
 ) -> tuple[str, str]:
+    resolved = [one for one in beta_only.commits.values() if row.path in one.resolved_by_hand]
+    if resolved:
+        return "beta-only", f"{_names(resolved)} (conflict resolved by hand)"
     ids = beta_only.touching(row.paths)
     if not ids:
         return "unexplained", "no beta-only commit touches it"
     commits = [beta_only.commits[one] for one in ids]
     names = _names(commits)
-    if any(row.path in commit.resolved_by_hand for commit in commits):
-        return "beta-only", f"{names} (conflict resolved by hand)"
     changes = [
         change for commit in commits for change in commit.changes if change.path in row.paths
     ]
@@ -215,19 +216,45 @@ class _BetaOnly:
         return plus, minus
 
 
-_NAMES = re.compile(
-    rb"(?m)^(?:--- (?!/dev/null)(?:\"?a/)|\+\+\+ (?!/dev/null)(?:\"?b/)|rename (?:from|to) )(.*?)\"?\t?$"
-)
+_SIDES = re.compile(rb"(?m)^(?:---|\+\+\+) (.*?)\t?$")
+_RENAMED = re.compile(rb"(?m)^rename (?:from|to) (.*)$")
+_ESCAPE = re.compile(rb"\\([0-7]{3}|.)")
+_ESCAPED = {
+    b"a": b"\a",
+    b"b": b"\b",
+    b"f": b"\f",
+    b"n": b"\n",
+    b"r": b"\r",
+    b"t": b"\t",
+    b"v": b"\v",
+}
 
 
 def _paths(part: bytes) -> set[str]:
+    """The file's names in one file's diff (without the leading ``diff --git``)."""
     head = part.split(b"\n@@", 1)[0]
-    names = {name.decode("utf-8", "surrogateescape") for name in _NAMES.findall(head)}
-    if not names:  # mode changes, binary and empty files have the diff line only
+    sides = {_unquote(name) for name in _SIDES.findall(head)} - {b"/dev/null"}
+    names = {_unquote(name) for name in _RENAMED.findall(head)}
+    if (
+        not sides and not names
+    ):  # mode changes, binary and empty files have the first line only: a/NAME b/NAME
         first = head.split(b"\n", 1)[0]
-        half = (len(first) - 5) // 2  # a/NAME b/NAME
-        names = {first[2 : 2 + half].decode("utf-8", "surrogateescape")}
-    return names
+        sides = {_unquote(first[: len(first) // 2])}
+    return {
+        name.decode("utf-8", "surrogateescape") for name in names | {side[2:] for side in sides}
+    }
+
+
+def _unquote(name: bytes) -> bytes:
+    """A name as git prints it: in quotes, with escapes, where it holds special characters."""
+    if not name.startswith(b'"'):
+        return name
+    return _ESCAPE.sub(
+        lambda found: (
+            bytes([int(found[1], 8)]) if len(found[1]) == 3 else _ESCAPED.get(found[1], found[1])
+        ),
+        name[1:-1],
+    )
 
 
 def _words(diff: bytes) -> _Words:
