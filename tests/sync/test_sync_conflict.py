@@ -133,6 +133,17 @@ def test_continue_refuses_what_is_not_resolved(parted: Repo) -> None:
     assert parted.sync("--continue").code == 0
 
 
+def test_continue_refuses_what_is_staged_but_not_committed(parted: Repo) -> None:
+    tree = tree_of(parted.sync("--land"))
+    resolve(parted, tree)
+    parted.git("-C", str(tree), "commit", "--no-edit")
+    (tree / "other.py").write_text("more\n")
+    parted.git("-C", str(tree), "add", "other.py")
+    told = parted.sync("--continue")
+    assert (told.code, told.json["error"]["reason"]) == (3, "unresolved")
+    assert "git commit" in told.err
+
+
 def test_a_second_conflict_after_the_first(parted: Repo) -> None:
     parted.on("beta").edit("own again", 30, "beta thirty")
     parted.git("switch", "-q", "--detach")

@@ -204,7 +204,9 @@ def test_push_makes_one_branch_and_updates_it(clone: Repo, tmp_path: Path) -> No
     before = clone.snapshot()
     told = clone.sync("--push")
     assert (told.code, told.json["landed"]) == (0, "origin/sync/canonical-to-beta"), told.err
-    clone.git("update-ref", "-d", "refs/remotes/origin/sync/canonical-to-beta")  # git's own note of the push
+    clone.git(
+        "update-ref", "-d", "refs/remotes/origin/sync/canonical-to-beta"
+    )  # git's own note of the push
     assert clone.snapshot() == before
     assert remote.tip("sync/canonical-to-beta") == told.json["result"]
     assert remote.tip("beta") == clone.tip("beta")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from b12x_overlay.changes.model import plain
@@ -84,22 +84,34 @@ class Picker:
 
     def _pick_held(self, step: Step) -> None:
         stopped = self._cherry_pick([step])
-        self._keep_held(step)
         if stopped is None:
-            if self._same("HEAD^"):
-                self._work.run("reset", "--quiet", "--hard", "HEAD^")
+            if not self.put_back(step.commit.paths):
                 _only_held(step)
-            elif not self._same("HEAD"):
-                self._work.run("commit", "--quiet", "--amend", "--no-verify", "--allow-empty-message", "--no-edit",
-                               "--cleanup=verbatim")  # fmt: skip
-        elif unmerged(self._work):
+            return
+        self._keep_held(step.commit.paths)
+        if unmerged(self._work):
             record_hand_work(self._work)
             raise PickConflict(step)
-        elif self._same("HEAD"):
+        if self._same("HEAD"):
             self._quit()
             _only_held(step)
         else:
             commit_resolution(self._work)
+
+    def put_back(self, paths: Iterable[str] = ()) -> bool:
+        """Take changes of held paths out of the last pick; False if nothing is left of it.
+
+        A run that was killed between the pick and this leaves it to the run that goes on.
+        """
+        self._keep_held(paths)
+        if self._same("HEAD"):
+            return True
+        if self._same("HEAD^"):
+            self._work.run("reset", "--quiet", "--hard", "HEAD^")
+            return False
+        self._work.run("commit", "--quiet", "--amend", "--no-verify", "--allow-empty-message", "--no-edit",
+                       "--cleanup=verbatim")  # fmt: skip
+        return True
 
     def _cherry_pick(self, steps: Sequence[Step]) -> str | None:
         """Pick; returns the commit that stopped it, if one did."""
@@ -114,10 +126,10 @@ class Picker:
             )
         return stopped
 
-    def _keep_held(self, step: Step) -> None:
+    def _keep_held(self, paths: Iterable[str]) -> None:
         """Put beta's version of held paths back, or take them out again where beta has none."""
         beta = self._plan.history.beta_tip
-        touched = {*step.commit.paths, *unmerged(self._work)}
+        touched = {*paths, *unmerged(self._work)}
         touched.update(self._work.fields("diff", "--name-only", "-z", "--no-renames", beta, "HEAD"))
         for path in self._plan.held.among(touched):
             if self._work.run("cat-file", "-e", f"{beta}:{path}", ok=(0, 1, 128)).code == 0:

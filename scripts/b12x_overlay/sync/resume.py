@@ -9,10 +9,13 @@ from pathlib import Path
 
 from b12x_overlay.console import CommandError
 from b12x_overlay.git import Git
+from b12x_overlay.lines import Lines
 from b12x_overlay.sync.conflict import Clash, marked_places
+from b12x_overlay.sync.held import Held
 from b12x_overlay.sync.history import read_history
 from b12x_overlay.sync.picking import commit_resolution, unmerged
 from b12x_overlay.sync.plan import Step
+from b12x_overlay.sync.record import is_record
 from b12x_overlay.sync.state import State
 
 
@@ -48,7 +51,7 @@ def open_worktree(repo: Git, state: State | None, command: str) -> Git:
     return repo.at(Path(state.worktree))
 
 
-def take_resolution(work: Git, stopped_at: str) -> None:
+def take_resolution(work: Git, stopped_at: str, held: Held, lines: Lines) -> None:
     """Commit the resolved pick, unless the user has done so.
 
     Raises:
@@ -68,6 +71,7 @@ def take_resolution(work: Git, stopped_at: str) -> None:
         )
     picking = work.commit("CHERRY_PICK_HEAD")
     if picking is None:  # committed by the user, or taken back: then it is picked again
+        _refuse_staged(work, held, lines)
         return
     if picking != stopped_at:
         raise _not_done(
@@ -92,6 +96,18 @@ def take_resolution(work: Git, stopped_at: str) -> None:
         )
     else:
         commit_resolution(work)
+
+
+def _refuse_staged(work: Git, held: Held, lines: Lines) -> None:
+    """Between two picks the index is as HEAD, but for what a killed run of this command left there."""
+    staged = work.fields("diff", "--cached", "--name-only", "-z", "--no-renames", "HEAD")
+    for path in [one for one in staged if is_record(one, lines)]:
+        work.run("reset", "--quiet", "HEAD", "--", f":(literal){path}")
+        work.run("clean", "--quiet", "--force", "-x", "--", f":(literal){path}")
+        work.run("checkout", "--quiet", "HEAD", "--", f":(literal){path}", ok=(0, 1))
+    own = [path for path in staged if path not in held and not is_record(path, lines)]
+    if own:
+        raise _not_done(work, "staged but not committed: " + ", ".join(own), "git commit")
 
 
 def remaining(work: Git, start: str, steps: list[Step]) -> list[Step]:

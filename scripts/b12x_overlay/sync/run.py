@@ -221,8 +221,9 @@ def go_on(repo_path: Path, command: str, console: Console, found: Outcome) -> No
         run = Run(options, console, where, store, found)
         found.tips, run.start = Tips.from_json(state.tips), state.start
         if not finish.has_landed(repo, state):
-            resume.take_resolution(work, state.stopped_at)
             run.make_plan()
+            resume.take_resolution(work, state.stopped_at, run.plan.held, options.lines)
+            Picker(work, run.plan, console.progress).put_back()
             steps = resume.remaining(work, state.start, run.plan.having(BRING))
             if not run.pick(work, steps, state):
                 return
