@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -30,20 +31,40 @@ class Tiling:
 
 
 def tiling(geometry: PlaneGeometry, words: int) -> Tiling:
-    """Tiles of about *words* 32-bit words of code bytes (never more unless a single chunk is)."""
-    per_slab = 16 * geometry.columns
+    """The tiling with the largest step of at most *words* 32-bit words of code bytes, then with the smallest tile.
+
+    A step is what a program loads at once, ``slabs * chunks`` chunks; both must be powers of two. Where a slab has a
+    power of two of chunks a tile is one step; otherwise it takes several.
+    """
     chunk = 128 if geometry.columns % 8 == 0 else 64
-    chunks = per_slab // chunk
-    parts = min(
-        p
-        for p in range(1, chunks + 1)
-        if chunks % p == 0 and (per_slab // p <= words or p == chunks)
-    )
-    slabs = 1
-    while parts == 1 and geometry.slabs % (2 * slabs) == 0 and 2 * slabs * per_slab <= words:
-        slabs *= 2
-    per_part = chunks // parts
-    return Tiling(slabs, parts, per_part & -per_part, geometry.slabs // slabs * parts)
+    per_slab = 16 * geometry.columns // chunk
+
+    def candidates() -> Iterator[tuple[int, int, Tiling]]:
+        for parts in (p for p in range(1, per_slab + 1) if per_slab % p == 0):
+            per_part = per_slab // parts
+            chunks = per_part & -per_part
+            for slabs in (1, 2, 4, 8, 16) if parts == 1 else (1,):  # a part lies within a slab
+                if geometry.slabs % slabs == 0:
+                    tiles = geometry.slabs // slabs * parts
+                    yield (
+                        slabs * chunks * chunk,
+                        slabs * per_part,
+                        Tiling(slabs, parts, chunks, tiles),
+                    )
+
+    fitting = [found for found in candidates() if found[0] <= words]
+    if not fitting:
+        return min(candidates(), key=lambda found: found[:2])[2]
+    return max(fitting, key=lambda found: (found[0], -found[1]))[2]
+
+
+def constants(w13: PlaneGeometry, w2: PlaneGeometry) -> list[int]:
+    """The kernels' common constants for planes of these geometries, in their order."""
+    tiles = [tiling(geometry, TILE_WORDS) for geometry in (w13, w2)]
+    values = [tile.tiles for tile in tiles]
+    for geometry, tile in zip((w13, w2), tiles, strict=True):
+        values += [geometry.rows, geometry.columns, tile.slabs, tile.parts, tile.chunks]
+    return [*values, EXCEPTIONS_PER_LOAD]
 
 
 class LayerExpansion:
@@ -65,13 +86,8 @@ class LayerExpansion:
     ) -> None:
         _check(w13, w2, scratch13, scratch2)
         self.experts = w13.geometry.experts
-        first, second = (tiling(p.geometry, TILE_WORDS) for p in (w13, w2))
-        self._tiles = first.tiles + second.tiles
-        constants = [first.tiles, second.tiles]
-        for planes, tile in ((w13, first), (w2, second)):
-            geometry = planes.geometry
-            constants += [geometry.rows, geometry.columns, tile.slabs, tile.parts, tile.chunks]
-        constants.append(EXCEPTIONS_PER_LOAD)
+        values = constants(w13.geometry, w2.geometry)
+        self._tiles = values[0] + values[1]
         tensors = []
         for planes, scratch in ((w13, scratch13), (w2, scratch2)):
             tensors += [
@@ -80,7 +96,7 @@ class LayerExpansion:
                 planes.offsets,
                 scratch.view(torch.uint8).view(torch.uint32),
             ]
-        self._all = PrebuiltLaunch(expand_all, tensors, constants, num_warps=WARPS)
+        self._all = PrebuiltLaunch(expand_all, tensors, values, num_warps=WARPS)
         self._routed = {}
         for dtype in (torch.int32, torch.int64):
             example = torch.zeros(1, dtype=dtype, device=w13.fixed.device)
@@ -88,7 +104,7 @@ class LayerExpansion:
                 self._routed[dtype, by_expert] = PrebuiltLaunch(
                     expand_routed,
                     tensors,
-                    [*constants, self.experts, by_expert, IDS_PER_LOAD],
+                    [*values, self.experts, by_expert, IDS_PER_LOAD],
                     varying=(example, 1),
                     num_warps=WARPS,
                 )
