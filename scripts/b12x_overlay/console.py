@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
@@ -152,6 +151,8 @@ def guarded(console: Console, run: Callable[[], int]) -> int:
         console.json({"error": {"reason": "io", "message": message, "next": ""}})
         console.error(message)
         if console.verbosity > 0:
+            import traceback
+
             traceback.print_exc()
         return int(ExitCode.FAILED)
 

@@ -19,6 +19,7 @@ from b12x_overlay.patching import fetch, lock
 from b12x_overlay.patching.entry import Entry
 from b12x_overlay.patching.fit import Fit, HunkFit, carry, fit_file, summary
 from b12x_overlay.patching.patchset import PatchSet
+from b12x_overlay.patching.sources import sources
 from b12x_overlay.patching.target import at_folder
 
 _VERSION = re.compile(r"^\d+(\.\w+)+$")
@@ -114,7 +115,7 @@ def _open(args: argparse.Namespace, console: Console, wanted: Iterable[str]) -> 
             reason="usage",
             hint="scripts/apply-patches bump 0.34.0",
         )
-    archive = fetch.sources() / f"vllm-{args.other}.tar.gz"
+    archive = sources() / f"vllm-{args.other}.tar.gz"
     if not archive.exists():
         if args.dry_run:
             raise CommandError(

@@ -11,8 +11,9 @@ from typing import Any
 from b12x_overlay import console as consoles
 from b12x_overlay.console import CommandError, Console
 from b12x_overlay.exitcodes import ExitCode
-from b12x_overlay.patching import engine, fetch, installed, patchset, report
+from b12x_overlay.patching import engine, patchset, report
 from b12x_overlay.patching.patchset import PatchSet, PatchSetError
+from b12x_overlay.patching.sources import default_tree
 from b12x_overlay.patching.target import FolderTarget, at_folder
 from b12x_overlay.paths import OVERLAY, PATCHES
 
@@ -140,17 +141,21 @@ def _on_target(args: argparse.Namespace, console: Console, patch_set: PatchSet) 
 
 def _folder(args: argparse.Namespace, console: Console, patch_set: PatchSet) -> FolderTarget | None:
     if args.target == "installed":
+        from b12x_overlay.patching import installed
+
         return installed.find()
     if args.target:
         return at_folder(Path(args.target).expanduser())
     if args.verb == "apply" and not args.dry_run:
+        from b12x_overlay.patching import fetch
+
         return at_folder(fetch.pinned_tree(patch_set.pin, console.progress))
-    tree = fetch.default_tree(patch_set.pin)
+    tree = default_tree(patch_set.pin)
     return at_folder(tree) if tree.is_dir() else None
 
 
 def _not_fetched(args: argparse.Namespace, console: Console, patch_set: PatchSet) -> int:
-    tree = fetch.default_tree(patch_set.pin)
+    tree = default_tree(patch_set.pin)
     console.json(
         {"command": args.verb, "target": {"kind": "tree", "path": str(tree), "version": None}, "state": "not-fetched",
          "outcome": "not fetched", "exit": int(ExitCode.DIFFERENT), "next": "scripts/apply-patches"}

@@ -100,47 +100,55 @@ def revert(
 def _write(
     verb: str, target: FolderTarget, patch_set: PatchSet, dry_run: bool, say: Say
 ) -> Outcome:
-    done, would, already = _WORDS[verb]
+    if dry_run:
+        return _rehearse(verb, target, patch_set)
+    done, _, already = _WORDS[verb]
     notes = []
-    left = transaction.unfinished(target.tree)
-    if left is None:  # nothing to do is found without a lock, so that it works on a read-only tree
-        seen, changes, refused = _prepare(verb, target, patch_set)
-        if refused is not None:
-            return refused
-        if not changes:
-            return Outcome(verb, already, ExitCode.OK, _judge(target, seen))
-        if dry_run:
-            paths = [change.path for change in changes]
-            return Outcome(verb, would, ExitCode.DIFFERENT, _judge(target, seen), paths)
-    elif dry_run:
-        seen = _survey(target, patch_set)
-        return Outcome(verb, would, ExitCode.DIFFERENT, _judge(target, seen), notes=[str(left)])
-    refuse_to_write(target)
-    with lock.exclusive(
-        target.root / "vllm", lambda: say(f"waiting for another run that writes to {target.label}")
-    ):
-        recovered = transaction.recover(target.tree)
-        if recovered is not None:
-            way = "completed" if recovered.committed else "undone"
-            notes.append(f"an interrupted run of {recovered.verb} was {way} first")
+    waiting = f"waiting for another run that writes to {target.label}"
+    with lock.exclusive(target.root / "vllm", lambda: say(waiting)):
+        if transaction.unfinished(target.tree) is not None:
+            refuse_to_write(target)
+            recovered = transaction.recover(target.tree)
+            way = "completed" if recovered is not None and recovered.committed else "undone"
+            notes.append(
+                f"an interrupted run of {recovered.verb if recovered else verb} was {way} first"
+            )
         seen, changes, refused = _prepare(verb, target, patch_set)
         if refused is not None:
             refused.notes += notes
             return refused
+        if not changes:
+            return Outcome(verb, already, ExitCode.OK, _judge(target, seen), notes=notes)
+        refuse_to_write(target)
         transaction.run(target.tree, verb, changes)
         after = _survey(target, patch_set)
-    judgement = _judge(target, after)
-    outcome = Outcome(
-        verb, done if changes else already, ExitCode.OK, judgement, [c.path for c in changes], notes
+    for change in changes:
+        if target.read(change.path) != change.new:
+            raise CommandError(
+                f"{change.path} does not hold what was just written; another program writes to {target.label}",
+                code=ExitCode.FAILED,
+                reason="changed-meanwhile",
+                hint="run scripts/apply-patches status",
+            )
+    return Outcome(
+        verb, done, ExitCode.OK, _judge(target, after), [change.path for change in changes], notes
     )
-    if _leftover_changes(verb, target, after):
-        raise CommandError(
-            f"{target.label} does not hold what was just written; another program writes there",
-            code=ExitCode.FAILED,
-            reason="changed-meanwhile",
-            hint="run scripts/apply-patches status",
-        )
-    return outcome
+
+
+def _rehearse(verb: str, target: FolderTarget, patch_set: PatchSet) -> Outcome:
+    """A dry run: the same decisions without lock, recovery or writing."""
+    _, would, already = _WORDS[verb]
+    left = transaction.unfinished(target.tree)
+    if left is not None:
+        judgement = _judge(target, _survey(target, patch_set))
+        return Outcome(verb, would, ExitCode.DIFFERENT, judgement, notes=[str(left)])
+    seen, changes, refused = _prepare(verb, target, patch_set)
+    if refused is not None:
+        return refused
+    judgement = _judge(target, seen)
+    if not changes:
+        return Outcome(verb, already, ExitCode.OK, judgement)
+    return Outcome(verb, would, ExitCode.DIFFERENT, judgement, [change.path for change in changes])
 
 
 _WORDS = {
@@ -185,11 +193,6 @@ def _plan(verb: str, seen: Survey) -> plan.Plan:
         raise CommandError(
             f"patches/ is not in order: {error}", code=ExitCode.FAILED, reason="bad-patch-set"
         ) from error
-
-
-def _leftover_changes(verb: str, target: FolderTarget, after: Survey) -> bool:
-    made = _plan(verb, after)
-    return bool(made.problems or _with_record(target, after, made.changes))
 
 
 def _with_record(target: FolderTarget, seen: Survey, changes: list[Change]) -> list[Change]:

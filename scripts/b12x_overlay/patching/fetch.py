@@ -12,25 +12,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from b12x_overlay import bootstrap
 from b12x_overlay.console import CommandError
 from b12x_overlay.exitcodes import ExitCode
 from b12x_overlay.patching import lock
 from b12x_overlay.patching.patchset import Artifact, Pin
-from b12x_overlay.patching.unpack import unpack
-from b12x_overlay.paths import build_dir
+from b12x_overlay.patching.sources import default_tree, sources
 
 Say = Callable[[str], None]
-
-
-def sources() -> Path:
-    """The folder of pinned downloads."""
-    return build_dir() / "sources"
-
-
-def default_tree(pin: Pin) -> Path:
-    """Where the pinned source distribution is unpacked."""
-    return sources() / pin.sdist.filename.removesuffix(".tar.gz")
 
 
 def file_sha256(path: Path) -> str:
@@ -60,6 +48,8 @@ def pinned_tree(pin: Pin, say: Say) -> Path:
         ) from error
     archive = folder / pin.sdist.filename
     if not archive.exists():
+        from b12x_overlay import bootstrap
+
         bootstrap.reexec("apply")
     with lock.exclusive(folder, lambda: say(f"waiting for another run that fetches into {folder}")):
         if tree.is_dir():
@@ -68,6 +58,8 @@ def pinned_tree(pin: Pin, say: Say) -> Path:
             say(f"fetching {pin.sdist.filename}")
             download("vllm", pin.version, folder, pin.sdist.sha256, say)
         check(archive, pin.sdist)
+        from b12x_overlay.patching.unpack import unpack
+
         say(f"unpacking {archive.name}")
         unpack(archive, tree)
     return tree

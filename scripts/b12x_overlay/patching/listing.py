@@ -50,9 +50,18 @@ def command(_args: argparse.Namespace, console: Console, patch_set: PatchSet) ->
 
 def _document(patch_set: PatchSet, added: int, removed: int) -> dict[str, Any]:
     document = manifest.build(patch_set)
-    for row, patch in zip(document["patches"], patch_set.patches, strict=True):
-        row |= {
+    rows = [
+        row
+        | {
             "what": patch.what, "why": patch.why, "until": patch.until, "fragments": list(patch.fragments),
             "added": patch.added, "removed": patch.removed,
-        }  # fmt: skip
-    return {**document, "added": added, "removed": removed, "unclaimed": list(patch_set.unclaimed)}
+        }
+        for row, patch in zip(document["patches"], patch_set.patches, strict=True)
+    ]  # fmt: skip
+    return {
+        **document,
+        "patches": rows,
+        "added": added,
+        "removed": removed,
+        "unclaimed": list(patch_set.unclaimed),
+    }

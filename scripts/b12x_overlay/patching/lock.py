@@ -38,6 +38,9 @@ def exclusive(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def _by_file(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    if not os.access(path.parent, os.W_OK):  # nothing can be written there, with or without a lock
+        yield
+        return
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:

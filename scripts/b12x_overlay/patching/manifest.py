@@ -15,6 +15,7 @@ import base64
 import hashlib
 import json
 import zlib
+from functools import cache
 from typing import Any
 
 from b12x_overlay.patching.patchset import PatchSet
@@ -29,10 +30,12 @@ FIRST_LINES = (
 _ASSIGNMENT = "\nMANIFEST = "
 
 
+@cache
 def build(patch_set: PatchSet) -> dict[str, Any]:
     """The manifest: pin, patches with hashes, overlay files with hashes, and the digest over them.
 
-    Only strings, integers, lists and dicts, the same for every machine and run.
+    Only strings, integers, lists and dicts, the same for every machine and run. Do not change the result: it is
+    made once per set.
     """
     pin = patch_set.pin
     body: dict[str, Any] = {
@@ -68,9 +71,10 @@ def patchset_id(patch_set: PatchSet) -> str:
     return str(build(patch_set)["patchset"])
 
 
+@cache
 def render(patch_set: PatchSet) -> bytes:
     """The bytes of ``vllm/b12x_patchset.py`` for this set."""
-    manifest = build(patch_set)
+    manifest = dict(build(patch_set))
     manifest["series"] = {
         patch.name: base64.b64encode(zlib.compress(patch.data, 9)).decode()
         for patch in patch_set.patches

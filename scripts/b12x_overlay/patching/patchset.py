@@ -128,9 +128,9 @@ class Patch:
         return next(diff for diff in self.diffs if diff.path == path)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PatchSet:
-    """Everything that patches/ and overlay/ say, in order."""
+    """Everything that patches/ and overlay/ say, in order. Compared and hashed by identity: it is loaded once."""
 
     revision: int
     """N of the wheels' local version ``+b12x.N``."""

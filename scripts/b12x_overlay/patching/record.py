@@ -2,15 +2,14 @@
 """RECORD, the list of an installed package's files: rows of changed files are rewritten, all others kept as they are.
 
 Rows of touched files change in place, rows of files that the set adds stand at the end in the order of their names,
-and both are undone by the same function on revert, so that RECORD returns to its original bytes. Rows of compiled files have no hash and stay.
+and both are undone by the same function on revert, so that RECORD returns to its original bytes. Rows of compiled
+files have no hash and stay.
 """
 
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
-import io
 from collections.abc import Collection, Iterable, Mapping
 
 from b12x_overlay.patching.diff import split_lines
@@ -27,10 +26,11 @@ def update(record: bytes, files: Mapping[str, Entry | None], added: Collection[s
     """*record* with the rows of *files* as their bytes want them; None removes a row; *added* go to the end."""
     lines = split_lines(record)
     end = b"\r\n" if lines and lines[0].endswith(b"\r\n") else b"\n"
+    wanted = _encoded(files)
     out: list[bytes] = []
     seen: set[str] = set()
     for line in lines:
-        fields = _fields(line)
+        fields = _fields_of(line, wanted)
         path = fields[0]
         if path not in files:
             out.append(line)
@@ -49,8 +49,9 @@ def update(record: bytes, files: Mapping[str, Entry | None], added: Collection[s
 
 def wrong_rows(record: bytes, files: Mapping[str, Entry | None]) -> list[str]:
     """Paths whose row is missing, has another hash or size, or is there although the file is not."""
-    lines = split_lines(record)
-    rows = {fields[0]: fields[1:] for fields in map(_fields, lines) if fields[0] in files}
+    wanted = _encoded(files)
+    found = (_fields_of(line, wanted) for line in split_lines(record))
+    rows = {fields[0]: fields[1:] for fields in found if fields[0] in files}
     bad = []
     for path, entry in files.items():
         row = rows.get(path)
@@ -84,15 +85,26 @@ def _row(path: str, entry: Entry, end: bytes) -> bytes:
 
 
 def _line(fields: list[str], end: bytes) -> bytes:
+    import csv
+    import io
+
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow(fields)
     return text.getvalue().encode("utf-8", "surrogateescape") + end
 
 
+def _encoded(files: Iterable[str]) -> frozenset[bytes]:
+    return frozenset(path.encode("utf-8", "surrogateescape") for path in files)
+
+
+def _fields_of(line: bytes, wanted: frozenset[bytes]) -> list[str]:
+    """The fields of a row that may be one of *wanted*; for the thousands of others a quick [""]."""
+    return _fields(line) if line[:1] == b'"' or line.partition(b",")[0] in wanted else [""]
+
+
 def _fields(line: bytes) -> list[str]:
+    import csv
+
     text = line.decode("utf-8", "surrogateescape").rstrip("\r\n")
-    if (
-        '"' not in text
-    ):  # thousands of rows: the csv module only where there is something to unquote
-        return text.split(",")
+
     return next(csv.reader([text]), [""])

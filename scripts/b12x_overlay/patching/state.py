@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from b12x_overlay.patching import fit
 from b12x_overlay.patching.chain import executable_at, position
 from b12x_overlay.patching.entry import Blocked, Entry
 from b12x_overlay.patching.patchset import MARKER, Chain, Step
@@ -146,6 +145,8 @@ def _touched(survey: Survey, path: str, patch: str) -> FileState:
 
 def _strange(path: str, found: Entry, chain: Chain, step: Step, *, ours: bool) -> FileState:
     """Bytes that no patch set explains: say in what way. *ours*: a marker says that a set was applied here."""
+    from b12x_overlay.patching import fit  # only where something is wrong
+
     digests = {chain[0].before, *(one.after for one in chain)}
     if Entry(found.data.replace(b"\r\n", b"\n")).sha256 in digests:
         return FileState(

@@ -175,8 +175,6 @@ def _finish(tree: Tree, journal: dict[str, Any]) -> None:
     bytecode.remove(tree.path(name) for name in [*journal["write"], *journal["delete"]])
     for name in journal["delete"]:
         _remove_empty(tree, tree.path(name).parent)
-    for folder in {tree.path(name).parent for name in [*journal["write"], *journal["delete"]]}:
-        _sync_folder(folder)
     _drop_journal(tree)
 
 
@@ -280,7 +278,6 @@ def _write_journal(tree: Tree, journal: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    _sync_folder(path.parent)
 
 
 def _read_journal(tree: Tree) -> dict[str, Any] | None:
@@ -306,6 +303,7 @@ def _read_journal(tree: Tree) -> dict[str, Any] | None:
 
 
 def _drop_journal(tree: Tree) -> None:
+    """Last step. File systems keep the order of renames, so one sync here makes all of them last."""
     _discard(tree.path(JOURNAL))
     _sync_folder(tree.path(JOURNAL).parent)
 
