@@ -107,6 +107,33 @@ def test_a_half_patched_package_names_both_kinds_of_files(made: Path, package: P
 
 
 @pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("vllm/envs.py", "edited"),
+        ("vllm/version.py", "missing"),
+        ("vllm/new.py", "added"),
+        ("vllm/__init__.py", "link"),
+    ],
+)
+def test_files_that_the_patch_set_does_not_touch_count_too(
+    made: Path, package: Path, name: str, what: str
+) -> None:
+    path = package / name
+    if what == "missing":
+        path.unlink()
+    elif what == "link":  # the same bytes, but elsewhere
+        path.rename(package / "elsewhere.py")
+        path.symlink_to(package / "elsewhere.py")
+        what = "missing"
+    else:
+        path.write_bytes((path.read_bytes() if path.exists() else b"") + b"#")
+    code, verdict = run(made / "verify", package)
+    assert (code, verdict["state"]) == (1, "modified")
+    assert [fault["path"] for fault in verdict["faults"]] == [name]
+    assert what in verdict["faults"][0]["what"]
+
+
+@pytest.mark.parametrize(
     "mode", ["CHECKED_HASH", "UNCHECKED_HASH", "TIMESTAMP"]
 )  # fmt: skip
 def test_only_bytecode_that_python_would_use_counts(made: Path, package: Path, mode: str) -> None:
