@@ -229,7 +229,7 @@ def _shadowed(verdict: Verdict) -> list[Fault]:
     spec = importlib.machinery.PathFinder.find_spec("vllm")
     if spec is None or spec.origin is None or verdict.site is None:
         return []
-    found = Path(spec.origin).resolve().parent
+    found = Path(spec.origin).parent.resolve()
     if found.parent == verdict.site or not (verdict.site / "vllm").is_dir():
         return []
     return [Fault(str(found), f"imported instead of {verdict.site / 'vllm'}")]
