@@ -38,6 +38,8 @@ pytestmark = [
 ON = {"VLLM_B12X_CSF_COMPRESS": "1", "VLLM_B12X_CSF_SCALE_PREFETCH": "1"}
 IN_LINE = {"VLLM_B12X_CSF_COMPRESS": "1", "VLLM_B12X_CSF_SCALE_PREFETCH": "0"}
 OFF = {"VLLM_B12X_CSF_COMPRESS": "0", "VLLM_B12X_CSF_SCALE_PREFETCH": "1"}
+# Passes of more rows than this prefetch on a raised main stream; the default is 256, more than this small engine runs.
+RAISE_ABOVE = {"VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD": "8"}
 
 
 def run(
@@ -48,7 +50,7 @@ def run(
     path.write_text(json.dumps(spec))
     process = subprocess.run(
         [sys.executable, "-m", "gpu.engine", str(path)],
-        capture_output=True, text=True, cwd=TESTS, env={**os.environ, **(env or {})}, timeout=300, check=False,
+        capture_output=True, text=True, cwd=TESTS, env={**os.environ, **RAISE_ABOVE, **(env or {})}, timeout=300, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr[-6000:]
     result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
