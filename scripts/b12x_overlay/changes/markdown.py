@@ -9,7 +9,7 @@ neutralised here, so that a summary neither notifies anybody nor links to anothe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -55,13 +55,18 @@ def render(notes: Notes, component: str, repository: str, level: int = 2) -> str
         component: shown before pull request numbers.
         repository: web address that pull request numbers belong to; without one they are not linked.
     """
-    tokens = [*_heading(level, f"Changes since {notes.since}" if notes.since else "Changes")]
+    tokens = [*heading(level, f"Changes since {notes.since}" if notes.since else "Changes")]
     if not notes.sections:
-        tokens += _paragraph([_text("No change is recorded.")])
+        tokens += paragraph([text("No change is recorded.")])
     for category, fragments in notes.sections:
-        tokens += _heading(level + 1, SECTIONS[category])
+        tokens += heading(level + 1, SECTIONS[category])
         items = [_change(fragment, component, repository) for fragment in fragments]
-        tokens += _list(items)
+        tokens += bullets(items)
+    return to_markdown(tokens)
+
+
+def to_markdown(tokens: list[Token]) -> str:
+    """The Markdown of a document made of the building blocks below."""
     return MDRenderer().render(tokens, _OPTIONS, {})
 
 
@@ -75,20 +80,20 @@ def _change(fragment: Fragment, component: str, repository: str) -> list[Token]:
     value = fragment.value
     title = [
         _mark("strong", 1),
-        _text(value["summary"]),
+        text(value["summary"]),
         _mark("strong", -1),
         *_credit(value, component, repository),
     ]
-    lines = [[_text(f"Models: {', '.join(value['models'])}")]]
+    lines = [[text(f"Models: {', '.join(value['models'])}")]]
     if value["compatibility"] != NO_ACTION:
-        lines.append([_text(f"Compatibility: {value['compatibility']}")])
-    lines += [[_text(detail)] for detail in value.get("details", [])]
+        lines.append([text(f"Compatibility: {value['compatibility']}")])
+    lines += [[text(detail)] for detail in value.get("details", [])]
     if value.get("evidence"):
         links = _joined(
             [_link(url, str(number)) for number, url in enumerate(value["evidence"], 1)]
         )
-        lines.append([_text("Validation evidence: "), *links])
-    return [*_paragraph(title), *_list([_paragraph(line) for line in lines])]
+        lines.append([text("Validation evidence: "), *links])
+    return [*paragraph(title), *bullets([paragraph(line) for line in lines])]
 
 
 def _credit(value: Mapping[str, Any], component: str, repository: str) -> Iterator[Token]:
@@ -96,17 +101,15 @@ def _credit(value: Mapping[str, Any], component: str, repository: str) -> Iterat
     for number in value.get("pull_requests", []):
         label = f"{component} #{number}"
         parts.append(
-            _link(f"{repository.rstrip('/')}/pull/{number}", label)
-            if repository
-            else [_text(label)]
+            _link(f"{repository.rstrip('/')}/pull/{number}", label) if repository else [text(label)]
         )
     authors = [_link(_profile(author), author) for author in value.get("authors", [])]
-    yield _text(" (")
+    yield text(" (")
     yield from _joined(parts)
     if authors:
-        yield _text("; by " if parts else "by ")
+        yield text("; by " if parts else "by ")
         yield from _joined(authors)
-    yield _text(")")
+    yield text(")")
 
 
 def _profile(author: str) -> str:
@@ -117,12 +120,12 @@ def _profile(author: str) -> str:
 def _joined(parts: list[list[Token]]) -> Iterator[Token]:
     for index, part in enumerate(parts):
         if index:
-            yield _text(", ")
+            yield text(", ")
         yield from part
 
 
-def _text(content: str) -> Token:
-    # Runs of blanks would be lost or read as code; a line is one line.
+def text(content: str) -> Token:
+    """Plain text on one line; runs of blanks, which Markdown would drop, become one."""
     joined = re.sub(r"\s+", " ", content)
     return Token("text", "", 0, content=joined)
 
@@ -134,10 +137,11 @@ def _mark(kind: str, nesting: Any) -> Token:
 
 def _link(url: str, label: str) -> list[Token]:
     opening = Token("link_open", "a", 1, attrs={"href": url})
-    return [opening, _text(label), Token("link_close", "a", -1)]
+    return [opening, text(label), Token("link_close", "a", -1)]
 
 
-def _paragraph(children: list[Token]) -> list[Token]:
+def paragraph(children: list[Token]) -> list[Token]:
+    """A paragraph of texts and links."""
     return [
         Token("paragraph_open", "p", 1, block=True),
         Token("inline", "", 0, children=children, block=True),
@@ -145,21 +149,28 @@ def _paragraph(children: list[Token]) -> list[Token]:
     ]
 
 
-def _heading(level: int, text: str) -> list[Token]:
+def heading(level: int, title: str) -> list[Token]:
+    """A heading; *level* from 1 on."""
     return [
         Token("heading_open", f"h{level}", 1, markup="#" * level, block=True),
-        Token("inline", "", 0, children=[_text(text)], block=True),
+        Token("inline", "", 0, children=[text(title)], block=True),
         Token("heading_close", f"h{level}", -1, markup="#" * level, block=True),
     ]
 
 
-def _list(items: list[list[Token]]) -> list[Token]:
+def bullets(items: list[list[Token]]) -> list[Token]:
+    """A list; each item is made of paragraphs and lists."""
     tokens = [Token("bullet_list_open", "ul", 1, markup="-", block=True)]
     for item in items:
         tokens.append(Token("list_item_open", "li", 1, markup="-", block=True))
-        for token in item:
-            token.hidden = token.type.startswith(
-                "paragraph_"
-            )  # a tight list: no blank lines between items
+        for token in item:  # a tight list: no blank lines between items
+            token.hidden = token.type.startswith("paragraph_")
         tokens += [*item, Token("list_item_close", "li", -1, markup="-", block=True)]
     return [*tokens, Token("bullet_list_close", "ul", -1, markup="-", block=True)]
+
+
+def code(lines: Iterable[str]) -> list[Token]:
+    """A block of lines shown as they are."""
+    return [
+        Token("code_block", "code", 0, content="".join(f"{line}\n" for line in lines), block=True)
+    ]

@@ -16,7 +16,7 @@ from b12x_overlay.console import CommandError, Console, add_common_flags, consol
 from b12x_overlay.exitcodes import ExitCode
 from b12x_overlay.lines import LINES_FILE, Keep, Lines, read_lines
 from b12x_overlay.paths import REPO
-from b12x_overlay.sync import outcome, run
+from b12x_overlay.sync import outcome, report, run
 from b12x_overlay.sync.outcome import Outcome
 
 _EPILOG = """what happens:
@@ -97,6 +97,9 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="10 instead of 0 when something was brought",
     )
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="also write what happened as Markdown"
+    )
     add_common_flags(parser)
     return parser
 
@@ -130,6 +133,8 @@ def _run(args: argparse.Namespace, console: Console, found: Outcome) -> int:
         found.error = error
         if error.code == ExitCode.REFUSED:
             found.kind = outcome.REFUSED
+    if args.report:
+        args.report.write_text(report.render(found), encoding="utf-8", errors="replace")
     console.json(found.as_json())
     outcome.print_outcome(console, found)
     return found.exit_code(args.detailed_exit_code)

@@ -56,6 +56,14 @@ class Outcome:
             "outcome": "failed" if self.error and self.error.code == ExitCode.FAILED else self.kind,
             "canonical": self.tips.canonical.tip if self.tips else None,
             "beta": self.tips.beta.tip if self.tips else None,
+            "lines": {
+                "canonical": self.tips.canonical.branch or self.tips.canonical.name,
+                "beta": self.tips.beta.branch,
+                "work": self.tips.work_branch,
+                "work_tip": self.result if self.landed and self.tips.remote else self.tips.work,
+            }
+            if self.tips
+            else None,
             "result": self.result or None,
             "landed": self.landed or None,
             "fragment": self.fragment or None,
