@@ -121,7 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, console: Console, found: Outcome) -> int:
-    command = f"scripts/sync-beta --repo {shlex.quote(str(args.repo))}"
+    # Absolute, so that it works from wherever the ways out lead, the work tree of a conflict first of all.
+    command = shlex.join([str(REPO / "scripts" / "sync-beta"), "--repo", str(args.repo.absolute())])
     try:
         if args.go_on:
             run.go_on(args.repo, command, console, found)

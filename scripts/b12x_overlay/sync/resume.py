@@ -24,7 +24,7 @@ def commands(work: Git, command: str, clashes: Sequence[Clash]) -> list[str]:
     paths = " ".join(shlex.quote(path) for path in dict.fromkeys(clash.path for clash in clashes))
     return [
         f"cd {shlex.quote(str(work.folder))}",
-        f"$EDITOR {paths}    # choose, and take the markers out",
+        f"${{EDITOR:-vi}} {paths}    # choose, and take the markers out",
         f"git add {paths}    # git rm for a file that has to go; git checkout HEAD -- FILE to keep beta's",
         f"{command} --continue",
         f"{command} --abort    # or give the whole sync up",
