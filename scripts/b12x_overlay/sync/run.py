@@ -163,7 +163,8 @@ def _sync(run: Run) -> None:
     if found.refusals:
         found.kind = outcome.REFUSED
         return
-    _in_worktree(run, f"{options.lines.work_branch}-run")
+    # without a slash: a branch called like a part of the name would be in its way
+    _in_worktree(run, f"{options.lines.work_branch.replace('/', '-')}-run")
 
 
 def _in_worktree(run: Run, branch: str) -> None:
