@@ -109,12 +109,14 @@ class _BatchV2:
 class Recorder:
     """Watches the scheduler, the row typer and the MoE calls of one engine."""
 
-    def __init__(self, engine: cpu_engine.Engine) -> None:
+    def __init__(self, engine: cpu_engine.Engine, reads_inputs: bool = True) -> None:
         self.engine = engine
+        self.reads_inputs = reads_inputs  # False where a device read would be an error
         self.eager_switch = os.environ.get("VLLM_B12X_A4_PREFILL_EAGER") == "1"
         self.steps: list[dict[str, Scheduled]] = []
         self.kinds: dict[str, int] = {}
         self.rows = 0
+        self.prefill_rows = 0
         self.checked = 0
 
     def watch(self, llm: Any) -> None:
@@ -160,18 +162,10 @@ class Recorder:
         step = self.steps[-1]
         batch = [step[name] for name in self.batch.req_ids()]
         wanted: list[bool] = []
-        positions, tokens = self.batch.positions_and_tokens()
         for request in batch:
-            for place, prefill in enumerate(request.row_types()):
-                row = len(wanted)
-                wanted.append(prefill)
-                position = request.computed + place
-                if (
-                    request.computed < request.prompt
-                ):  # beyond it, async scheduling counts drafts as accepted
-                    assert positions[row] == position, (row, positions[row], request)
-                if position < request.prompt:
-                    assert tokens[row] == request.prompt_tokens[position], (row, request)
+            wanted += request.row_types()
+        if self.reads_inputs:
+            self._check_inputs(batch)
         found = [False] * rows
         if row_types is not None:
             assert row_types.num_rows == rows, (row_types, rows)
@@ -182,16 +176,34 @@ class Recorder:
         assert self.batch.eager is (self.eager_switch and any(wanted)), (self.batch.eager, batch)
         self.checked += 1
         self.rows += rows
+        self.prefill_rows += sum(wanted)
         for request in batch:
             for kind in kinds(request):
                 self.kinds[kind] = self.kinds.get(kind, 0) + 1
         if any(wanted) and not all(wanted):
             self.kinds["mixed step"] = self.kinds.get("mixed step", 0) + 1
 
+    def _check_inputs(self, batch: list[Scheduled]) -> None:
+        """The rows hold the requests' tokens at the requests' positions."""
+        positions, tokens = self.batch.positions_and_tokens()
+        row = 0
+        for request in batch:
+            for position in range(request.computed, request.computed + request.scheduled):
+                # Past the prompt async scheduling counts drafts as accepted.
+                if request.computed < request.prompt:
+                    assert positions[row] == position, (row, positions[row], request)
+                if position < request.prompt:
+                    assert tokens[row] == request.prompt_tokens[position], (row, request)
+                row += 1
+
     def result(self, tokens: Any) -> dict[str, Any]:
         return {
             "calls": self.checked,
             "rows": self.rows,
+            "prefill_rows": self.prefill_rows,
+            "scheduled_prefill_rows": sum(
+                sum(request.row_types()) for step in self.steps for request in step.values()
+            ),
             "kinds": self.kinds,
             "tokens": tokens,
             "runner": self.batch.name,
@@ -267,7 +279,7 @@ def _start(**options: Any) -> tuple[cpu_engine.Engine, Any, Recorder]:
     return engine, llm, recorder
 
 
-def _prompt(length: int, seed: int) -> list[int]:
+def prompt(length: int, seed: int) -> list[int]:
     return [1 + (seed * 131 + place * 7) % 500 for place in range(length)]
 
 
@@ -278,9 +290,9 @@ def chunks_and_preemption() -> dict[str, Any]:
         enable_prefix_caching=False, num_gpu_blocks_override=8, max_model_len=128
     )
     tokens = engine.generate(
-        llm, [_prompt(n, n) for n in (5, 40, 3, 20, 60, 1, 33, 97)], max_tokens=3
+        llm, [prompt(n, n) for n in (5, 40, 3, 20, 60, 1, 33, 97)], max_tokens=3
     )
-    tokens += engine.generate(llm, [_prompt(n, n) for n in (20, 25, 31, 18)], max_tokens=50)
+    tokens += engine.generate(llm, [prompt(n, n) for n in (20, 25, 31, 18)], max_tokens=50)
     return recorder.result(tokens)
 
 
@@ -297,11 +309,11 @@ def prefix_hits_and_drafts() -> dict[str, Any]:
             "prompt_lookup_min": 1,
         },
     )
-    tokens = engine.generate(llm, [_prompt(n, 3) * 2 for n in (4, 12, 20, 30, 9, 16)], max_tokens=8)
-    base = _prompt(97, 1)
+    tokens = engine.generate(llm, [prompt(n, 3) * 2 for n in (4, 12, 20, 30, 9, 16)], max_tokens=8)
+    base = prompt(97, 1)
     tokens += engine.generate(llm, [base[:96]], max_tokens=3)
     # 96 tokens are cached in blocks of 32: one token left, two left, and a new branch after 64.
-    later = [base, [*base, 9], base[:64] + _prompt(30, 5), _prompt(20, 8)]
+    later = [base, [*base, 9], base[:64] + prompt(30, 5), prompt(20, 8)]
     tokens += engine.generate(llm, later, max_tokens=3)
     return recorder.result(tokens)
 
@@ -364,7 +376,7 @@ def row_typer_of_an_engine(arm: bool = True) -> dict[str, Any]:
         eager.append(batch.eager)
 
     engine.replace_launch(launch)
-    engine.generate(llm, [_prompt(n, n) for n in (5, 40)], max_tokens=3)
+    engine.generate(llm, [prompt(n, n) for n in (5, 40)], max_tokens=3)
     return {
         "typer": runner.moe_row_typer is not None,
         "calls": len(seen),

@@ -41,6 +41,8 @@ def run(case: str, runner: str, **env: str) -> dict[str, Any]:
         f"rows.engine_cases:{case}", env={**ARMED, **RUNNERS[runner], **env}
     )
     assert result["runner"] == runner
+    # No step went unseen: both MoE layers were called for every prefill row that was scheduled.
+    assert result["prefill_rows"] == 2 * result["scheduled_prefill_rows"]
     return result
 
 

@@ -218,7 +218,9 @@ class Binding:
     def _is_small_token_kernel(self) -> bool:
         """NVFP4 micro and W4A16 direct over native weights: compiled per row count, 16-byte addresses."""
         regime, layout = self.plan.caps.regime, self.plan.caps.weight_plan.w4a16_weight_layout
-        return regime.backend == "micro" or (regime.route == "direct" and regime.backend == "w4a16" and layout == "modelopt")
+        return regime.backend == "micro" or (
+            regime.route == "direct" and regime.backend == "w4a16" and layout == "modelopt"
+        )
 
     @property
     def _native_a4(self) -> bool:
