@@ -18,7 +18,7 @@ import pytest
 from apply import faults
 from apply.factory import Project, Series, lay_installed, place
 from apply.factory import snapshot as everything
-from b12x_overlay.patching import engine, patchset, transaction
+from b12x_overlay.patching import engine, journal, patchset, transaction
 from b12x_overlay.patching.patchset import PatchSet
 from b12x_overlay.patching.target import at_folder
 from b12x_overlay.patching.tree import Tree
@@ -106,7 +106,7 @@ def test_killed_at_every_write(case: Case) -> None:
         }
         for name, value in found.items():  # no file is ever half written
             assert value in (case.old.get(name), case.new.get(name)), (point, name)
-        left = transaction.unfinished(Tree(site))
+        left = journal.unfinished(Tree(site))
         status = engine.status(at_folder(site), case.patch_set)
         if left is None:
             assert snapshot(site) in (case.old, case.new), point
@@ -135,7 +135,7 @@ def test_a_full_disk_leaves_the_old_tree(case: Case) -> None:
             assert end == "exit 9", (how, point)
             refused += 1
             if (
-                transaction.unfinished(Tree(site)) is not None
+                journal.unfinished(Tree(site)) is not None
             ):  # no room even to undo: the next run does
                 transaction.recover(Tree(site))
                 assert snapshot(site) in (case.old, case.new), (how, point)
@@ -190,7 +190,7 @@ def test_a_reinstall_after_an_interruption_is_not_overwritten(
         faults.stop_at(
             point, now, lambda: engine.apply(at_folder(quick / "now"), patch_set), "kill"
         )
-        left = transaction.unfinished(Tree(now))
+        left = journal.unfinished(Tree(now))
         if left is not None and left.committed:
             break
     (now / "vllm/a.py").write_bytes(b"another release\n")
@@ -200,24 +200,24 @@ def test_a_reinstall_after_an_interruption_is_not_overwritten(
 
 
 def test_a_damaged_journal_is_named(made: Project, site: Path) -> None:
-    place(site, transaction.JOURNAL, b"{")
+    place(site, journal.JOURNAL, b"{")
     before = snapshot(site)
     for verb in ("status", "apply", "revert"):
         result = made.run(verb, "--target", site)
         assert result.code == 3
-        assert transaction.JOURNAL in result.err
+        assert journal.JOURNAL in result.err
     assert snapshot(site) == before
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../b"])
 def test_a_forged_journal_does_not_leave_the_tree(made: Project, site: Path, name: str) -> None:
-    journal = {
+    forged = {
         "verb": "apply",
         "state": "commit",
         "folders": [],
         "write": {},
         "delete": {name: ["x"]},
     }
-    text = json.dumps(journal)
-    place(site, transaction.JOURNAL, text.encode())
+    text = json.dumps(forged)
+    place(site, journal.JOURNAL, text.encode())
     assert made.run("--target", site).code == 3

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from b12x_overlay.console import CommandError
 from b12x_overlay.exitcodes import ExitCode
-from b12x_overlay.patching import bytecode, lock, plan, record, transaction
+from b12x_overlay.patching import bytecode, journal, lock, plan, record, transaction
 from b12x_overlay.patching.chain import ChainError, at, position
 from b12x_overlay.patching.entry import Blocked, Change, Entry
 from b12x_overlay.patching.patchset import MARKER, PatchSet
@@ -37,7 +37,7 @@ class Outcome:
 def status(target: FolderTarget, patch_set: PatchSet) -> Outcome:
     """What the target holds; writes nothing and takes no lock."""
     judgement = _judge(target, _survey(target, patch_set))
-    left = transaction.unfinished(target.tree)
+    left = journal.unfinished(target.tree)
     good = judgement.state is State.APPLIED and left is None
     outcome = Outcome(
         "status", str(judgement.state), ExitCode.OK if good else ExitCode.DIFFERENT, judgement
@@ -106,7 +106,7 @@ def _write(
     notes = []
     waiting = f"waiting for another run that writes to {target.label}"
     with lock.exclusive(target.root / "vllm", lambda: say(waiting)):
-        if transaction.unfinished(target.tree) is not None:
+        if journal.unfinished(target.tree) is not None:
             refuse_to_write(target)
             recovered = transaction.recover(target.tree)
             way = "completed" if recovered is not None and recovered.committed else "undone"
@@ -138,7 +138,7 @@ def _write(
 def _rehearse(verb: str, target: FolderTarget, patch_set: PatchSet) -> Outcome:
     """A dry run: the same decisions without lock, recovery or writing."""
     _, would, already = _WORDS[verb]
-    left = transaction.unfinished(target.tree)
+    left = journal.unfinished(target.tree)
     if left is not None:
         judgement = _judge(target, _survey(target, patch_set))
         return Outcome(verb, would, ExitCode.DIFFERENT, judgement, notes=[str(left)])

@@ -14,57 +14,28 @@ file (a package cache) keeps its bytes, and a symbolic link is never followed.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from b12x_overlay.console import CommandError
 from b12x_overlay.exitcodes import ExitCode
 from b12x_overlay.patching import bytecode
-from b12x_overlay.patching.diff import safe_path
+from b12x_overlay.patching import journal as journals
 from b12x_overlay.patching.entry import Change, Entry
 from b12x_overlay.patching.tree import Tree
 
-JOURNAL = "vllm/.b12x-overlay.journal"
-_TEMPORARY = ".b12x-overlay.tmp"
 _NOT_WRITABLE = (1, 13, 30)  # EPERM, EACCES, EROFS
 
 
-@dataclass(frozen=True, slots=True)
-class Unfinished:
-    """What a journal left by an interrupted run says."""
-
-    verb: str
-    committed: bool
-
-    def __str__(self) -> str:
-        way = "complete it" if self.committed else "undo it"
-        return f"a run of {self.verb} was interrupted or is still going on; the next apply or revert will {way}"
-
-
-def unfinished(tree: Tree) -> Unfinished | None:
-    """The interrupted (or running) run in *tree*, if any; reads only."""
-    journal = _read_journal(tree)
-    if journal is None:  # or stopped while it wrote its journal for the first time
-        begun = os.path.lexists(tree.path(JOURNAL + _TEMPORARY))
-        return Unfinished("apply or revert", committed=False) if begun else None
-    return Unfinished(str(journal["verb"]), journal["state"] == "commit")
-
-
-def _digest(entry: Entry | None) -> str:
-    return "" if entry is None else entry.sha256
-
-
-def recover(tree: Tree) -> Unfinished | None:
+def recover(tree: Tree) -> journals.Unfinished | None:
     """Finish or undo an interrupted run. The caller holds the lock."""
-    left = unfinished(tree)
-    journal = _read_journal(tree)
-    _discard(tree.path(JOURNAL + _TEMPORARY))
+    left = journals.unfinished(tree)
+    journal = journals.read(tree)
+    journals.discard(tree.path(journals.JOURNAL + journals.TEMPORARY))
     if journal is None:
         return left
     if journal["state"] == "commit":
@@ -83,37 +54,19 @@ def run(tree: Tree, verb: str, changes: Sequence[Change]) -> None:
     """
     if not changes:
         return
-    journal = _plan_journal(tree, verb, changes)
+    journal = journals.plan(tree, verb, changes)
     try:
-        _write_journal(tree, journal)
+        journals.write(tree, journal)
         _stage(tree, journal, changes)
         journal["state"] = "commit"
         with _signals_held():
-            _write_journal(tree, journal)
+            journals.write(tree, journal)
             _finish(tree, journal)
     except OSError as error:
         _give_up(tree, journal, changes, error)
     except BaseException:
         recover(tree)
         raise
-
-
-def _plan_journal(tree: Tree, verb: str, changes: Sequence[Change]) -> dict[str, Any]:
-    folders: list[str] = []
-    for change in changes:
-        if change.new is not None:
-            for parent in reversed(Path(change.path).parents[:-1]):
-                name = parent.as_posix()
-                if name not in folders and not tree.path(name).exists():
-                    folders.append(name)
-    return {
-        "verb": verb,
-        "state": "prepare",
-        "folders": folders,
-        # with the digests before and after, so that a later roll-forward overwrites nothing else
-        "write": {c.path: [_digest(c.old), _digest(c.new)] for c in changes if c.new is not None},
-        "delete": {c.path: [_digest(c.old)] for c in changes if c.new is None},
-    }
 
 
 def _stage(tree: Tree, journal: dict[str, Any], changes: Sequence[Change]) -> None:
@@ -139,7 +92,10 @@ def _stage(tree: Tree, journal: dict[str, Any], changes: Sequence[Change]) -> No
 
 def _write_temporary(tree: Tree, name: str, entry: Entry) -> int:
     path = tree.path(name)
-    temporary = _temporary(path)
+    temporary = journals.temporary(path)
+    journals.discard(
+        temporary
+    )  # of a run whose journal is lost; the lock says that nobody else writes it now
     handle = os.open(
         temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
     )
@@ -167,15 +123,15 @@ def _finish(tree: Tree, journal: dict[str, Any]) -> None:
     """Step 4; may run again over what is done already."""
     for name in journal["write"]:
         path = tree.path(name)
-        temporary = _temporary(path)
+        temporary = journals.temporary(path)
         if temporary.exists():
             temporary.replace(path)
     for name in journal["delete"]:
-        _discard(tree.path(name))
+        journals.discard(tree.path(name))
     bytecode.remove(tree.path(name) for name in [*journal["write"], *journal["delete"]])
     for name in journal["delete"]:
         _remove_empty(tree, tree.path(name).parent)
-    _drop_journal(tree)
+    journals.drop(tree)
 
 
 def _forget_foreign(tree: Tree, journal: dict[str, Any]) -> None:
@@ -184,17 +140,17 @@ def _forget_foreign(tree: Tree, journal: dict[str, Any]) -> None:
         for name, digests in list(journal[kind].items()):
             found = tree.read(name)
             if isinstance(found, Entry) and found.sha256 not in digests:
-                _discard(_temporary(tree.path(name)))
+                journals.discard(journals.temporary(tree.path(name)))
                 del journal[kind][name]
 
 
 def _undo(tree: Tree, journal: dict[str, Any]) -> None:
     for name in journal["write"]:
-        _discard(_temporary(tree.path(name)))
+        journals.discard(journals.temporary(tree.path(name)))
     for name in reversed(journal["folders"]):
         with contextlib.suppress(OSError):  # not made yet, or somebody put a file there
             tree.path(name).rmdir()
-    _drop_journal(tree)
+    journals.drop(tree)
 
 
 def _give_up(
@@ -205,7 +161,7 @@ def _give_up(
     message = f"{where}: {error.strerror or error}"
     done = "nothing was changed"
     try:
-        _discard(tree.path(JOURNAL + _TEMPORARY))
+        journals.discard(tree.path(journals.JOURNAL + journals.TEMPORARY))
         _undo_all(tree, journal, changes)
     except OSError as second:
         done = f"undoing failed too ({second.strerror}); the next apply or revert finishes, status names it"
@@ -225,10 +181,10 @@ def _undo_all(tree: Tree, journal: dict[str, Any], changes: Sequence[Change]) ->
             if found == change.old:
                 continue
             if change.old is None:
-                _discard(tree.path(change.path))
+                journals.discard(tree.path(change.path))
                 continue
-            temporary = _temporary(tree.path(change.path))
-            _discard(temporary)
+            temporary = journals.temporary(tree.path(change.path))
+            journals.discard(temporary)
             tree.path(change.path).parent.mkdir(parents=True, exist_ok=True)
             os.close(_write_temporary(tree, change.path, change.old))
             temporary.replace(tree.path(change.path))
@@ -267,57 +223,6 @@ def _remove_empty(tree: Tree, folder: Path) -> None:
         folder = folder.parent
 
 
-def _write_journal(tree: Tree, journal: dict[str, Any]) -> None:
-    path = tree.path(JOURNAL)
-    temporary = tree.path(JOURNAL + _TEMPORARY)
-    handle = os.open(
-        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
-    )
-    with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
-        json.dump(journal, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def _read_journal(tree: Tree) -> dict[str, Any] | None:
-    found = tree.read(JOURNAL)
-    if not isinstance(found, Entry):
-        return None
-    try:
-        journal: dict[str, Any] = json.loads(found.data.decode(errors="surrogateescape"))
-        names = [*journal["folders"], *journal["write"], *journal["delete"]]
-        if (
-            not all(map(safe_path, names))
-            or journal["state"] not in ("prepare", "commit")
-            or not journal["verb"]
-        ):
-            raise ValueError("unknown state")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CommandError(
-            f"{tree.path(JOURNAL)}, the journal of an interrupted run, is damaged: {error}",
-            reason="damaged-journal",
-            hint="remove it, then look at scripts/apply-patches status",
-        ) from error
-    return journal
-
-
-def _drop_journal(tree: Tree) -> None:
-    """Last step. File systems keep the order of renames, so one sync here makes all of them last."""
-    _discard(tree.path(JOURNAL))
-    _sync_folder(tree.path(JOURNAL).parent)
-
-
-def _discard(path: Path) -> None:
-    """Unlink if there; looks first, because a read-only file system refuses even what is not there."""
-    if os.path.lexists(path):
-        path.unlink()
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}{_TEMPORARY}")
-
-
 def _take_after(path: Path, like: Path) -> None:
     status = like.lstat()
     path.chmod(status.st_mode & 0o777)
@@ -330,12 +235,3 @@ def _own(path: Path, like: os.stat_result) -> None:
     if (now.st_uid, now.st_gid) != (like.st_uid, like.st_gid):
         with contextlib.suppress(PermissionError):
             os.chown(path, like.st_uid, like.st_gid, follow_symlinks=False)
-
-
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # some file systems cannot; the files themselves are on disk
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
