@@ -44,6 +44,7 @@ def test_calibrated_with_force_a16_and_b12x_is_armed(good: checkpoint.Checkpoint
     a4 = table(good)["A4 prefill"]
     assert (a4.asked, a4.active, a4.fix) == (True, True, "")
     assert "2 of 2 target layers armed" in a4.why
+    assert "not armed" not in a4.why
 
 
 def test_calibrated_without_force_a16_names_it(good: checkpoint.Checkpoint) -> None:

@@ -124,3 +124,8 @@ def test_no_driver_and_a_driver_that_fails(library: str, monkeypatch: pytest.Mon
     failing = gpu.detect({}, library)
     assert "error 9" in failing.error
     assert levels(failing) == [Level.PROBLEM]
+
+
+def test_an_assumed_gpu_has_no_driver_to_complain_about() -> None:
+    assumed = gpu.Gpus((gpu.Gpu(0, "assumed", "", (12, 0), None, True),))
+    assert levels(assumed) == [Level.OK]

@@ -47,15 +47,14 @@ def feature(seen: Seen) -> Feature:
         return Feature(name, asked, None, why, "give --checkpoint FOLDER" if asked else "")
     target = [layer for layer in seen.checkpoint.layers if not layer.draft]
     armed = [layer for layer in target if armable(layer)]
-    others = _reasons([layer for layer in seen.checkpoint.layers if layer not in armed])
+    left = [layer for layer in seen.checkpoint.layers if layer not in armed]
     count = f"{len(armed)} of {len(target)} target layers"
     if not armed:
-        return Feature(
-            name, asked, False, f"no layer can be armed: {others}", _remedy(target) if asked else ""
-        )
+        why = f"no layer can be armed: {_reasons(left) or 'there are no expert layers'}"
+        return Feature(name, asked, False, why, _remedy(target) if asked else "")
     if not asked:
         return Feature(name, False, False, f"{names.ARM} is not above 0; it would arm {count}")
-    why = f"{count} armed" + (f"; not armed: {others}" if others else "")
+    why = f"{count} armed" + (f"; not armed: {_reasons(left)}" if left else "")
     limit = graph_limit(seen.serve)
     if limit and not seen.settings.eager:
         why += f"; steps of up to {limit} rows replay CUDA graphs, W4A16 for all rows"
@@ -147,7 +146,7 @@ def _reasons(layers: list[ExpertLayer]) -> str:
         parts.append(
             f"{count} {'draft ' if draft else ''}layer{'s' if count > 1 else ''} {reason}".strip()
         )
-    return ", ".join(parts) or "there are no expert layers"
+    return ", ".join(parts)
 
 
 def _reason(layer: ExpertLayer) -> str:

@@ -240,14 +240,22 @@ def _vllm_findings(verdict: integrity.Verdict, expected: Expected) -> list[Findi
 
 
 def _pin_findings(pins: dict[str, str]) -> list[Finding]:
-    """Packages that vllm pins exactly and that differ; flashinfer is the provider's own line."""
+    """Packages that vllm pins exactly and that are missing or differ; flashinfer's version is the provider's line."""
     found = []
-    for name in ("torch", "nvidia-cutlass-dsl"):
-        installed = packages.find(name)
-        if installed is None or name not in pins or installed.version.split("+")[0] == pins[name]:
+    for name in ("torch", "nvidia-cutlass-dsl", provider.FLASHINFER):
+        installed, wanted = packages.find(name), pins.get(name)
+        if wanted is None:
             continue
-        text = f"{name} is {installed.version}, vllm was built for {pins[name]}"
-        found.append(Finding("packages", Level.WARNING, text, f"pip install {name}=={pins[name]}"))
+        fix = f"pip install {name}=={wanted}"
+        if installed is None:
+            found.append(
+                Finding(
+                    "packages", Level.PROBLEM, f"vllm needs {name} {wanted}, none is installed", fix
+                )
+            )
+        elif installed.version.split("+")[0] != wanted and name != provider.FLASHINFER:
+            text = f"{name} is {installed.version}, vllm was built for {wanted}"
+            found.append(Finding("packages", Level.WARNING, text, fix))
     return found
 
 

@@ -126,6 +126,8 @@ def findings(
 
 
 def _driver_findings(gpus: Gpus, torch_cuda: str | None) -> list[Finding]:
+    if gpus.driver is None and gpus.cuda is None:
+        return []  # an assumed GPU
     if gpus.cuda is None:
         return [Finding("gpu", Level.WARNING, "the driver does not say which CUDA it supports")]
     has = f"driver {gpus.driver} runs CUDA up to {gpus.cuda[0]}.{gpus.cuda[1]}"

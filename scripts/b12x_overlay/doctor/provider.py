@@ -130,6 +130,9 @@ def findings(provider: Provider, wanted_flashinfer: str | None) -> list[Finding]
         found.append(Finding("b12x", Level.WARNING, text, f"if that is not intended: {repair}"))
     else:
         found.append(Finding("b12x", Level.OK, f"import b12x gives {provider.label}"))
+    found.append(
+        Finding("b12x", Level.OK if provider.usable else Level.PROBLEM, _can(provider.abilities))
+    )
     if provider.plugins_missing:
         text = f"vLLM will log 'Failed to load plugin' for {', '.join(provider.plugins_missing)}: harmless, not in it"
         found.append(Finding("b12x", Level.NOTE, text))
@@ -137,6 +140,17 @@ def findings(provider: Provider, wanted_flashinfer: str | None) -> list[Finding]
         text = f"flashinfer-python is {flashinfer.version}, vllm needs {wanted_flashinfer}"
         found.append(Finding("b12x", Level.WARNING, text, repair))
     return found
+
+
+def _can(abilities: Abilities) -> str:
+    """What the provider can do, in words."""
+    texts = (
+        ("fused MoE", abilities.fused_moe),
+        ("A4 and W4A16 over one weight plan", abilities.dual_plan),
+        ("A4 prefill in its own bind", abilities.a4_prefill),
+        ("NVFP4-CSF of its own", abilities.csf),
+    )
+    return "it has " + ", ".join(f"{'' if has else 'no '}{text}" for text, has in texts)
 
 
 def _owns(owner: packages.Installed, origin: Path) -> bool:
