@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -176,7 +175,6 @@ def _found(site: Path) -> dict[str, Any]:
             "label": given.label + (", clashing with another" if given.clash else ""),
         },
         "record": {"path": str(record), "sha256": integrity.digest(record)},
-        "tools": {name: shutil.which(name) for name in ("vllm", "python3")},
     }
 
 

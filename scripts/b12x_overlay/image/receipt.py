@@ -145,11 +145,23 @@ def sbom(archive: Path, kind: str, plan: Plan) -> bytes:
         "version": plan.tag,
         "properties": [
             {"name": "b12x-overlay:content-id", "value": plan.content_id},
-            {"name": "b12x-overlay:patchset", "value": str(plan.inputs["patchset"]["patchset"])},
+            {"name": "b12x-overlay:patchset", "value": _patchset(plan)},
             {"name": "b12x-overlay:base-digest", "value": plan.base.digest},
         ],
     }
+    for component in document.get("components", []):
+        if (
+            component.get("name") == "vllm"
+        ):  # what syft finds is the stock release's name and version
+            names = ", ".join(patch["name"] for patch in plan.inputs["patchset"]["patches"])
+            component["pedigree"] = {
+                "notes": f"modified by the b12x overlay, patch set {_patchset(plan)}: {names}"
+            }
     return (json.dumps(document, indent=1) + "\n").encode()
+
+
+def _patchset(plan: Plan) -> str:
+    return str(plan.inputs["patchset"]["patchset"])
 
 
 def _file(path: Path, name: str) -> dict[str, Any]:
