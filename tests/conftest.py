@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks every test by the folder it is in, so that ``pytest -m rows`` runs that part's proofs."""
+"""Marks every test by the folder it is in, so that ``pytest -m rows`` runs that part's proofs.
+
+Also lets this process import the patched vLLM and the bundled b12x that scripts/test made, unless another vLLM is
+importable. Not by PYTHONPATH: child processes, such as a pip in an environment of its own, must not see them.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
+from support.paths import TEST_ENV
+
+if importlib.util.find_spec("vllm") is None:
+    sys.path[:0] = [str(TEST_ENV / name) for name in ("patched", "b12x-flashinfer")]
 
 TESTS = Path(__file__).parent
 PARTS = ("apply", "rows", "csf", "image", "sync", "qualify")

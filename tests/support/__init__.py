@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers shared by the tests: paths of the test environment, and stand-ins for what a CPU machine lacks.
 
-In the pytest process (the patched tree is on PYTHONPATH, with the b12x that flashinfer-python bundles):
+In the pytest process (it imports the patched tree and the b12x that flashinfer-python bundles):
 
     from support import sm120
     sm120.install()            # before the first import of vllm; repeatable

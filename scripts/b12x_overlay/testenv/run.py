@@ -56,7 +56,7 @@ def environment(python: Path) -> dict[str, str]:
     """The environment variables that the tests run under."""
     env = dict(os.environ)
     env.pop("PYTHONHOME", None)
-    env["PYTHONPATH"] = sites.pythonpath("patched", "b12x-flashinfer")
+    env.pop("PYTHONPATH", None)  # tests/conftest.py and support.child choose the trees
     env["PATH"] = os.pathsep.join((str(python.parent), env.get("PATH", os.defpath)))
     env["PYTHONDONTWRITEBYTECODE"] = ""  # vLLM imports take twice as long without bytecode
     env.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")

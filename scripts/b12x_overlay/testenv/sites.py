@@ -40,11 +40,6 @@ def site(name: str) -> Path:
     return build_dir() / "test-env" / name
 
 
-def pythonpath(*names: str) -> str:
-    """PYTHONPATH with the folders *names*."""
-    return os.pathsep.join(str(site(name)) for name in names)
-
-
 def ensure_all() -> None:
     """Make or renew every folder that is missing or was made from something else than it would be made from now.
 
