@@ -102,7 +102,7 @@ def add_tensor(root: Path, name: str, tensor: torch.Tensor) -> None:
 
 
 def test_data_is_aligned_to_its_type(source: Path, tmp_path: Path) -> None:
-    add_tensor(source, "a.first", torch.zeros(3, dtype=torch.uint8))
+    add_tensor(source, "a.first", torch.zeros(3, dtype=torch.float8_e4m3fn))
     add_tensor(source, "counter", torch.zeros(1, dtype=torch.int64))
     assert run(source, tmp_path / "csf") == 0
     for path in (tmp_path / "csf" / "tensors").iterdir():
