@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a CSF checkpoint holds, from its headers: which layers are compressed, and that nothing is missing.
+
+Everything that headers can tell is checked here, before any weight is read: pairs of streams, their lengths, weights
+and scalars beside them with the right dtypes, every expert and projection of a layer.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm.model_executor.layers.quantization.nvfp4_csf.codec import check_geometry, fixed_bytes
+from vllm.model_executor.layers.quantization.nvfp4_csf.config import CsfCheckpoint
+from vllm.model_executor.layers.quantization.nvfp4_csf.container import (
+    SCALE,
+    ContainerError,
+    Location,
+    locate,
+    locate_index,
+    open_container,
+    scale_shape,
+)
+
+_EXPERT = re.compile(
+    r"(?P<module>.+\.experts)\.(?P<expert>\d+)\.(?P<projection>[A-Za-z0-9_]+)\.weight_scale"
+)
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
+_DRAFT = re.compile(r"(^|\.)(mtp|nextn|draft|eagle)\w*\.")
+
+LayerKey = tuple[bool, int]
+"""Whether a layer belongs to a module that numbers its own layers (MTP), and its number."""
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The tensors of a checkpoint.
+
+    Attributes:
+        files: shards in the order of the manifest or index.
+        shapes: logical ``[N, K / 16]`` of every compressed scale tensor, by its original name.
+        layers: keys of the layers whose experts are compressed.
+    """
+
+    files: tuple[Path, ...]
+    shapes: dict[str, tuple[int, int]]
+    layers: frozenset[LayerKey]
+
+
+def layer_key(name: str) -> LayerKey | None:
+    """Key of the decoder layer that a tensor or module *name* belongs to, in checkpoint and vLLM naming alike."""
+    match = _LAYER.search(name)
+    return (bool(_DRAFT.search(name[: match.start()])), int(match[1])) if match else None
+
+
+@functools.lru_cache(maxsize=4)
+def take_inventory(checkpoint: CsfCheckpoint) -> Inventory:
+    """Read every header of *checkpoint* and check what can be checked; cached, as draft and target share one.
+
+    Raises:
+        ContainerError, ShardError: see the messages; each names the file and tensor.
+    """
+    if checkpoint.is_container:
+        locations = locate(open_container(checkpoint.root))
+    else:
+        locations = locate_index(checkpoint.root)
+    by_name = {location.name: location for location in locations}
+    shapes = {
+        location.name: _check_scale(location, by_name)
+        for location in locations
+        if location.exceptions is not None
+    }
+    if not shapes:
+        raise ContainerError(
+            f"{checkpoint.root}: no compressed scales in it; serve it as an ordinary checkpoint"
+        )
+    _check_complete(checkpoint.root, shapes, by_name)
+    keys = (layer_key(name) for name in shapes)
+    files = dict.fromkeys(location.shard.path for location in locations)
+    return Inventory(tuple(files), shapes, frozenset(key for key in keys if key is not None))
+
+
+def _check_scale(location: Location, by_name: dict[str, Location]) -> tuple[int, int]:
+    name, path = location.name, location.shard.path
+    module = name.removesuffix(SCALE)
+    if _EXPERT.fullmatch(name) is None or layer_key(name) is None:
+        raise ContainerError(
+            f"{path}: {name} is compressed, but only scales of routed experts may be"
+        )
+    weight = by_name.get(f"{module}.weight")
+    rows, columns = scale_shape(name, weight.entry if weight else None)
+    check_geometry(rows, columns, name)
+    wanted = fixed_bytes(rows, columns)
+    if location.entry.nbytes != wanted:
+        raise ContainerError(
+            f"{path}: {location.entry.name} has {location.entry.nbytes} bytes, {wanted} are wanted"
+        )
+    for suffix, optional in ((".weight_scale_2", False), (".input_scale", True)):
+        scalar = by_name.get(module + suffix)
+        if scalar is None:
+            if optional:
+                continue
+            raise ContainerError(f"{path}: {name} has no {module}{suffix} beside it")
+        if scalar.entry.dtype != "F32" or scalar.entry.nbytes != 4:
+            raise ContainerError(
+                f"{scalar.shard.path}: {scalar.name} is {scalar.entry.dtype} {list(scalar.entry.shape)}; "
+                "one F32 value is wanted"
+            )
+    return rows, columns
+
+
+def _check_complete(
+    root: Path, shapes: dict[str, tuple[int, int]], by_name: dict[str, Location]
+) -> None:
+    modules: dict[str, dict[tuple[int, str], str]] = defaultdict(dict)
+    for name in shapes:
+        match = _EXPERT.fullmatch(name)
+        assert match is not None
+        modules[match["module"]][int(match["expert"]), match["projection"]] = name
+    for module, found in modules.items():
+        experts = range(max(expert for expert, _ in found) + 1)
+        projections = sorted({projection for _, projection in found})
+        missing = [
+            f"{module}.{expert}.{projection}{SCALE}"
+            for expert in experts
+            for projection in projections
+            if (expert, projection) not in found
+        ]
+        if missing:
+            plain = missing[0] in by_name
+            what = "are not compressed while others are" if plain else "are missing"
+            raise ContainerError(
+                f"{root}: {module}: the scales of {len(missing)} projections {what}, first {missing[0]}"
+            )

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the streams of the whole model's experts to the planes of this rank.
+
+vLLM's models map checkpoint names to parameters and hand single tensors to a parameter's weight loader. Streams take
+that road, too: the model loader packs the two of a scale tensor into one uint8 tensor under the original name
+(`pack`), the layer's scale parameter unpacks it, takes this rank's part without decoding, and collects it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from vllm.model_executor.layers.quantization.nvfp4_csf import codec
+from vllm.model_executor.layers.quantization.nvfp4_csf.codec import CsfStreamError, CsfStreams
+from vllm.model_executor.layers.quantization.nvfp4_csf.planes import ScalePlanes, build
+
+GROUP = 16
+_PAD = 64
+"""Rows per gated half and K values that b12x's NVFP4 kernels want; vLLM pads weights to it, too."""
+_MAGIC = int.from_bytes(b"CSFpack1", "little")
+_HEADER = 4  # int64 words: magic, rows, columns, exceptions
+SHARDS = ("w1", "w3", "w2")
+"""vLLM's names of gate, up and down."""
+
+
+def pack(fixed: torch.Tensor, exceptions: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """One uint8 vector of both streams (uint8, uint32; host tensors) and their logical shape."""
+    header = torch.tensor([_MAGIC, rows, columns, exceptions.numel()], dtype=torch.int64)
+    return torch.cat(
+        [header.view(torch.uint8), fixed.reshape(-1), exceptions.reshape(-1).view(torch.uint8)]
+    )
+
+
+def unpack(packed: torch.Tensor, name: str) -> CsfStreams:
+    """The streams in *packed*, without a copy.
+
+    Raises:
+        ValueError: anything else, above all plain scales that reach a layer whose scales are compressed.
+    """
+    data = packed.detach().cpu().reshape(-1).numpy() if packed.dtype == torch.uint8 else None
+    header = (
+        data[: 8 * _HEADER].view(np.int64)
+        if data is not None and len(data) >= 8 * _HEADER
+        else None
+    )
+    if header is None or header[0] != _MAGIC:
+        raise ValueError(
+            f"{name}: {packed.dtype} {list(packed.shape)} reached a layer whose scales are compressed; load the "
+            "checkpoint with --load-format nvfp4_csf"
+        )
+    _, rows, columns, count = (int(word) for word in header)
+    body = data[8 * _HEADER :]
+    split = len(body) - 4 * count
+    return CsfStreams(rows, columns, body[:split], body[split:].view("<u4"), name)
+
+
+def pad_intermediate(size: int) -> int:
+    """A rank's intermediate size as the kernels take it."""
+    return -(-size // _PAD) * _PAD
+
+
+class RankStreams:
+    """Collects this rank's part of one layer's streams; any order, each tensor once.
+
+    Args:
+        experts, hidden: E and H; intermediate: of the whole model; rank, ranks: of tensor parallelism.
+
+    Raises:
+        ValueError: a split that leaves no whole scale groups.
+    """
+
+    def __init__(self, experts: int, hidden: int, intermediate: int, rank: int, ranks: int) -> None:
+        if intermediate % ranks or intermediate // ranks % GROUP:
+            raise ValueError(
+                f"intermediate size {intermediate} over {ranks} ranks gives no multiple of {GROUP} each"
+            )
+        self.experts, self.hidden, self.intermediate = experts, hidden, intermediate
+        self._share = intermediate // ranks
+        self._first = self._share * rank
+        self._padded = pad_intermediate(self._share)
+        self._parts: dict[tuple[int, str], CsfStreams] = {}
+        self._seen: dict[tuple[int, str], int] = {}
+
+    def add(self, expert: int, shard: str, packed: torch.Tensor, name: str) -> None:
+        """Take one packed tensor. The same tensor again is ignored (vLLM replays buffered loads).
+
+        Raises:
+            ValueError: not packed streams, another shape than the layer's, or a second tensor for the same place.
+            CsfStreamError: a malformed stream.
+        """
+        place = expert, shard
+        if self._seen.get(place) == packed.data_ptr() and place in self._parts:
+            return
+        if place in self._parts:
+            raise ValueError(
+                f"{name}: given twice for expert {expert}; the checkpoint holds it in two places"
+            )
+        streams = unpack(packed, name)
+        down = shard == "w2"
+        wanted = (self.hidden, self.intermediate) if down else (self.intermediate, self.hidden)
+        if (streams.rows, streams.columns * GROUP) != wanted:
+            raise ValueError(
+                f"{name}: scales of a weight [{streams.rows}, {streams.columns * GROUP}], the layer's is {list(wanted)}"
+            )
+        codec.check(streams)
+        self._parts[place] = self._down(streams) if down else self._gate_or_up(streams)
+        self._seen[place] = packed.data_ptr()
+
+    def missing(self) -> list[str]:
+        """``expert/shard`` of every part that has not come."""
+        return [
+            f"{expert}/{shard}"
+            for expert in range(self.experts)
+            for shard in SHARDS
+            if (expert, shard) not in self._parts
+        ]
+
+    def planes(self, device: torch.device | str) -> tuple[ScalePlanes, ScalePlanes]:
+        """Planes of w13 (up rows, then gate rows) and w2 on *device*; the streams are let go."""
+        up_gate = (
+            codec.concat_rows(
+                [self._parts[e, "w3"], self._parts[e, "w1"]], self._parts[e, "w3"].name
+            )
+            for e in range(self.experts)
+        )
+        w13 = build(list(up_gate), device)
+        w2 = build([self._parts[e, "w2"] for e in range(self.experts)], device)
+        self.clear()
+        return w13, w2
+
+    def clear(self) -> None:
+        """Forget everything, for the next load."""
+        self._parts.clear()
+        self._seen.clear()
+
+    def _gate_or_up(self, streams: CsfStreams) -> CsfStreams:
+        part = codec.slice_rows(streams, self._first, self._first + self._share)
+        return codec.pad(part, self._padded, streams.columns)
+
+    def _down(self, streams: CsfStreams) -> CsfStreams:
+        first, last = self._first // GROUP, (self._first + self._share) // GROUP
+        padded = self._padded // GROUP
+        if first % 2 or last % 2:
+            # The bounds cut a pair of nibbles: the one case in which the part has to be coded anew.
+            scales = codec.decode(streams)[:, first:last]
+            even = np.pad(scales, ((0, 0), (0, (last - first) % 2)))
+            return codec.pad(codec.encode(even, streams.name), streams.rows, padded)
+        return codec.pad(codec.slice_columns(streams, first, last), streams.rows, padded)
+
+
+__all__ = ["CsfStreamError", "RankStreams", "pack", "pad_intermediate", "unpack"]
