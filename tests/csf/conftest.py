@@ -22,3 +22,16 @@ def bundled_csf() -> ModuleType:
 
     nvfp4_csf.Nvfp4CsfBatch.validate = lambda self: None
     return nvfp4_csf
+
+
+@pytest.fixture(scope="session")
+def vllm() -> ModuleType:
+    """The patched vLLM on a pretended SM120 device."""
+    pytest.importorskip("vllm", reason="scripts/test puts the patched vLLM on the path")
+    from support import sm120
+
+    sm120.install()
+    sm120.allow_b12x()
+    import vllm
+
+    return vllm

@@ -74,6 +74,15 @@ def swizzle(scales: np.ndarray) -> np.ndarray:
     blocks = -(-columns // 4)
     out = np.zeros(-(-rows // 128) * 128 * blocks * 4, np.uint8)
     r, c = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
-    offset = ((r // 128) * blocks + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
-    out[offset] = scales
+    out[_offset(r, c, blocks)] = scales
     return out
+
+
+def unswizzle(swizzled: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Back to row-major ``[rows, columns]`` (multiples of 128 and 4), by the same formula."""
+    r, c = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
+    return swizzled.reshape(-1)[_offset(r, c, columns // 4)]
+
+
+def _offset(r: np.ndarray, c: np.ndarray, blocks: int) -> np.ndarray:
+    return ((r // 128) * blocks + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
