@@ -28,11 +28,17 @@ def make_layer(
     geometry: Geometry = Geometry(),
     backend: str = "b12x",
     prefix: str = "model.layers.0.mlp.experts",
+    *,
+    quant_config: Any = None,
+    vllm_config: Any = None,
+    moe: dict[str, Any] | None = None,
     **layer: Any,
 ) -> Any:
     """A real RoutedExperts layer on CPU whose parameters exist and are not filled.
 
-    *algo* is the checkpoint's ``quant_algo``: ``"NVFP4"`` (calibrated) or ``"W4A16_NVFP4"`` (weight only).
+    *algo* is the checkpoint's ``quant_algo``: ``"NVFP4"`` (calibrated) or ``"W4A16_NVFP4"`` (weight only); it does not
+    matter where *quant_config* is given. *vllm_config* is current while the layer is made; *moe* overrides fields of
+    its FusedMoEConfig.
     *layer* goes to RoutedExperts, for example ``apply_router_weight_on_input=True``. Its ``quant_method`` is a real
     ModelOptNvFp4FusedMoE; ``process_weights_after_loading`` has not been called.
     """
@@ -52,20 +58,21 @@ def make_layer(
     if backend == "b12x":
         sm120.allow_b12x()
     parallel = FusedMoEParallelConfig.make_no_parallel()
-    moe = FusedMoEConfig(
-        num_experts=geometry.E,
-        experts_per_token=geometry.topk,
-        hidden_dim=geometry.H,
-        intermediate_size=geometry.I,
-        num_local_experts=geometry.E,
-        num_logical_experts=geometry.E,
-        activation=MoEActivation.SILU,
-        device="cpu",
-        routing_method=RoutingMethodType.Renormalize,
-        moe_parallel_config=parallel,
-        in_dtype=geometry.dtype,
-        moe_backend=backend,
-    )
+    config: dict[str, Any] = {
+        "num_experts": geometry.E,
+        "experts_per_token": geometry.topk,
+        "hidden_dim": geometry.H,
+        "intermediate_size": geometry.I,
+        "num_local_experts": geometry.E,
+        "num_logical_experts": geometry.E,
+        "activation": MoEActivation.SILU,
+        "device": "cpu",
+        "routing_method": RoutingMethodType.Renormalize,
+        "moe_parallel_config": parallel,
+        "in_dtype": geometry.dtype,
+        "moe_backend": backend,
+        **(moe or {}),
+    }
     experts = ExpertMapManager(
         max_num_batched_tokens=64,
         top_k=geometry.topk,
@@ -76,14 +83,13 @@ def make_layer(
         placement_strategy="linear",
         enable_eplb=False,
     )
-    with set_current_vllm_config(VllmConfig()):
+    with set_current_vllm_config(vllm_config or VllmConfig()):
         return RoutedExperts(
             layer_name=prefix,
             params_dtype=geometry.dtype,
-            moe_config=moe,
-            quant_config=ModelOptNvFp4Config(
-                quant_method=algo, is_checkpoint_nvfp4_serialized=True
-            ),
+            moe_config=FusedMoEConfig(**config),
+            quant_config=quant_config
+            or ModelOptNvFp4Config(quant_method=algo, is_checkpoint_nvfp4_serialized=True),
             expert_map_manager=experts,
             **layer,
         )

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from vllm.model_executor.layers.quantization.nvfp4_csf.owner import CsfOwner, Scratch
@@ -20,7 +20,9 @@ ATTRIBUTE = "nvfp4_csf"
 class Expansion(Protocol):
     """What `expansion.LayerExpansion` offers."""
 
-    def expand(self) -> None: ...
+    experts: int
+
+    def expand(self, stream: Any = None) -> None: ...
     def expand_routed(self, topk_ids: torch.Tensor) -> None: ...
 
 
@@ -59,11 +61,6 @@ class CsfLayer:
         return self._expansion
 
     @property
-    def experts(self) -> int:
-        """Number of experts."""
-        return self.planes[0].geometry.experts
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the planes."""
         return sum(planes.nbytes for planes in self._planes or ())
@@ -72,6 +69,14 @@ class CsfLayer:
     def plain_bytes(self) -> int:
         """Bytes that the scales would take uncompressed."""
         return sum(planes.geometry.plain_bytes for planes in self._planes or ())
+
+    def before(self, topk_ids: torch.Tensor, split: Any) -> None:
+        """Before the first launch of an MoE call (``b12x_a4.dual_plan.MoECallHooks``): fill the scratch."""
+        self.owner.scales_of(self).before(topk_ids, split)
+
+    def after(self, split: Any) -> None:
+        """After the last launch was queued: perhaps start the next layer's expansion."""
+        self.owner.scales_of(self).after(split)
 
     def set_planes(self, w13: ScalePlanes, w2: ScalePlanes) -> None:
         """Take the planes; those of a reload are copied into the first ones, whose addresses graphs hold.
@@ -117,14 +122,14 @@ class _TorchExpansion:
 
     def __init__(self, w13: ScalePlanes, w2: ScalePlanes, scratch: Scratch) -> None:
         self._pairs = tuple(zip((w13, w2), scratch, strict=True))
+        self.experts = w13.geometry.experts
 
-    def expand(self) -> None:
+    def expand(self, stream: Any = None) -> None:
         for planes, scratch in self._pairs:
             scratch.view(torch.uint8).copy_(expand(planes))
 
     def expand_routed(self, topk_ids: torch.Tensor) -> None:
-        experts = self._pairs[0][0].geometry.experts
-        ids = topk_ids[(topk_ids >= 0) & (topk_ids < experts)].unique().long()
+        ids = topk_ids[(topk_ids >= 0) & (topk_ids < self.experts)].unique().long()
         for planes, scratch in self._pairs:
             scratch.view(torch.uint8)[ids] = expand(planes)[ids]
 

@@ -16,9 +16,8 @@ import torch
 from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.fused_moe.b12x_a4.arming import arm_layer
 from vllm.model_executor.layers.fused_moe.b12x_a4.dual_plan import ATTRIBUTE as DUAL_PLAN
-from vllm.model_executor.layers.fused_moe.b12x_a4.dual_plan import DualPlan
+from vllm.model_executor.layers.fused_moe.b12x_a4.dual_plan import DualPlan, set_dual_plan
 from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4FusedMoE
-from vllm.model_executor.layers.quantization.nvfp4_csf.calls import make_hooks
 from vllm.model_executor.layers.quantization.nvfp4_csf.encoder import encode
 from vllm.model_executor.layers.quantization.nvfp4_csf.layer import ATTRIBUTE, CsfLayer
 from vllm.model_executor.layers.quantization.nvfp4_csf.owner import current_owner
@@ -232,6 +231,4 @@ def _point_at(layer: Any, name: str, scratch: torch.Tensor) -> None:
 def _use_dual_plan(layer: Any, csf: CsfLayer) -> None:
     armed: DualPlan | None = getattr(layer, DUAL_PLAN, None)
     scales = armed.scales if armed is not None else None
-    hooks = armed.hooks if armed is not None and armed.hooks is not None else make_hooks(csf)
-    plan = DualPlan(csf.name, scales, external_block_scales=True, hooks=hooks)
-    setattr(layer, DUAL_PLAN, plan)
+    set_dual_plan(layer, DualPlan(csf.name, scales, external_block_scales=True, hooks=csf))

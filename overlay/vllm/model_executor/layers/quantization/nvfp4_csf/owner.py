@@ -16,8 +16,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm import forward_context
+from vllm.distributed import parallel_state
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.nvfp4_csf.planes import PlaneGeometry
+from vllm.model_executor.layers.quantization.nvfp4_csf.prefetch import LayerScales, ScaleScratch
+from vllm.model_executor.layers.quantization.nvfp4_csf.settings import get_settings
+from vllm.model_executor.layers.quantization.nvfp4_csf.streams import stream_ops
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.quantization.nvfp4_csf.layer import CsfLayer
@@ -42,6 +47,7 @@ class CsfOwner:
     _scratch: dict[tuple[PlaneGeometry, PlaneGeometry, torch.device], Scratch] = field(
         default_factory=dict
     )
+    _scales: dict[CsfLayer, LayerScales] | None = None
 
     def scratch(self, w13: PlaneGeometry, w2: PlaneGeometry, device: torch.device) -> Scratch:
         """The scratch pair for layers of this geometry; made at the first call, at the same address ever after."""
@@ -57,10 +63,25 @@ class CsfOwner:
             pair = self._scratch[key] = first, second
         return pair
 
-    def following(self, layer: CsfLayer) -> CsfLayer | None:
-        """The CSF layer that the model runs after *layer*, or None after the last."""
-        place = layer.index + 1
-        return self.layers[place] if place < len(self.layers) else None
+    def scales_of(self, layer: CsfLayer) -> LayerScales:
+        """The hooks of *layer*'s MoE calls.
+
+        The order of writing is settled at the model's first call: weights may arrive, and layers become ready, in
+        any order, while a layer's successor has to be the one that runs next.
+        """
+        if self._scales is None:
+            order = ScaleScratch(
+                stream_ops(layer.planes[0].fixed.device),
+                _current_context,
+                prefetch=get_settings().prefetch,
+                watch_reduces=_watch_reduces if _tensor_parallel() else None,
+            )
+            self._scales = {
+                other: order.add_layer(other.name, other.expansion)
+                for other in self.layers
+                if other.is_ready
+            }
+        return self._scales[layer]
 
     def layer_is_ready(self) -> None:
         """Called by a layer that has its planes; the last one of the model reports the sizes."""
@@ -119,3 +140,16 @@ def current_owner() -> CsfOwner:
     if not _open:
         raise RuntimeError("CSF layers have to be made inside initialize_model (or owner_scope)")
     return _open[-1]
+
+
+def _current_context() -> Any:
+    return forward_context._forward_context
+
+
+def _tensor_parallel() -> bool:
+    group = parallel_state._TP
+    return group is not None and group.world_size > 1
+
+
+def _watch_reduces(callback: Callable[[], None] | None) -> None:
+    parallel_state.before_tp_all_reduce = callback

@@ -12,6 +12,7 @@ import torch
 from vllm import envs
 from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.b12x_a4.provider import get_provider
 from vllm.model_executor.layers.quantization.nvfp4_csf.codec import MAX_POSITIONS
 from vllm.model_executor.layers.quantization.nvfp4_csf.config import METHOD
 from vllm.model_executor.layers.quantization.nvfp4_csf.settings import COMPRESS
@@ -49,8 +50,24 @@ def refuse_layer(method: Any, layer: Any) -> None:
         ValueError: naming layer, found and wanted value.
     """
     problem = _layer_problem(method, layer)
+    if not problem:
+        refuse_provider()
     if problem:
         raise ValueError(f"NVFP4-CSF: {layer.layer_name}: {problem}.")
+
+
+def refuse_provider() -> None:
+    """Look at the installed b12x: shared scratch needs a weight plan that keeps its source tensors.
+
+    Raises:
+        ValueError: naming the package and what it lacks.
+    """
+    provider = get_provider()
+    if provider.kind is None:
+        raise ValueError(
+            f"NVFP4-CSF: the installed b12x ({provider.name}) cannot read block scales that change after loading "
+            f"({provider.missing}): install flashinfer-python==0.7.2.post1 or b12x==1.5.1."
+        )
 
 
 def refuse_sleep(level: int, *models: torch.nn.Module | None) -> None:

@@ -26,9 +26,10 @@ SHARDS = ("w1", "w3", "w2")
 def pack(fixed: torch.Tensor, exceptions: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """One uint8 vector of both streams (uint8, uint32; host tensors) and their logical shape."""
     header = torch.tensor([_MAGIC, rows, columns, exceptions.numel()], dtype=torch.int64)
-    return torch.cat(
-        [header.view(torch.uint8), fixed.reshape(-1), exceptions.reshape(-1).view(torch.uint8)]
-    )
+    parts = [header.view(torch.uint8), fixed.reshape(-1)]
+    if exceptions.numel():  # torch does not view an empty array that numpy gave a stride of 0
+        parts.append(exceptions.reshape(-1).view(torch.uint8))
+    return torch.cat(parts)
 
 
 def unpack(packed: torch.Tensor, name: str) -> CsfStreams:
