@@ -60,26 +60,37 @@ def attach(
     """
     from vllm.model_executor.layers.quantization.modelopt import ModelOptQuantConfigBase
 
-    description = config.get(KEY)
-    if description is None and _is_csf_encoded(config):  # read from hf_quant_config.json
-        description = {"layout": "index"}
-    if description is None:
+    checkpoint = describe(config, model)
+    if checkpoint is None:
         return quant_config
     if not isinstance(quant_config, ModelOptQuantConfigBase):
         raise ValueError(
             f"NVFP4-CSF checkpoints come from ModelOpt NVFP4 ones, this one's source config is "
             f"{quant_config.get_name()}: convert a ModelOpt checkpoint."
         )
-    if description["layout"] == "container":
-        checkpoint = CsfCheckpoint(Path(description["checkpoint_root"]), True)
-    else:
-        if not Path(model).is_dir():
-            raise ValueError(
-                f"{model} is not a local folder: download the NVFP4-CSF checkpoint and serve it by its path."
-            )
-        checkpoint = CsfCheckpoint(Path(model).absolute(), False)
     quant_config.nvfp4_csf = checkpoint  # type: ignore[attr-defined]
     return quant_config
+
+
+def describe(config: dict[str, Any], model: str) -> CsfCheckpoint | None:
+    """Where a CSF checkpoint with this quantization *config* has its tensors, or None for any other one.
+
+    Raises:
+        ValueError: see `normalize`, and for an index layout that is not a local folder.
+    """
+    config = {key: value for key, value in config.items() if not key.startswith("_")}
+    config = copy.deepcopy(config)
+    normalize(config)
+    description = config.get(KEY)
+    if description is None:
+        return None
+    if description["layout"] == "container":
+        return CsfCheckpoint(Path(description["checkpoint_root"]), True)
+    if not Path(model).is_dir():
+        raise ValueError(
+            f"{model} is not a local folder: download the NVFP4-CSF checkpoint and serve it by its path."
+        )
+    return CsfCheckpoint(Path(model).absolute(), False)
 
 
 def checkpoint_of(quant_config: Any) -> CsfCheckpoint | None:

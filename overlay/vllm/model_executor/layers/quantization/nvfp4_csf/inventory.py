@@ -16,6 +16,8 @@ from pathlib import Path
 from vllm.model_executor.layers.quantization.nvfp4_csf.codec import check_geometry, fixed_bytes
 from vllm.model_executor.layers.quantization.nvfp4_csf.config import CsfCheckpoint
 from vllm.model_executor.layers.quantization.nvfp4_csf.container import (
+    INDEX,
+    MANIFEST,
     SCALE,
     ContainerError,
     Location,
@@ -56,13 +58,24 @@ def layer_key(name: str) -> LayerKey | None:
     return (bool(_DRAFT.search(name[: match.start()])), int(match[1])) if match else None
 
 
-@functools.lru_cache(maxsize=4)
 def take_inventory(checkpoint: CsfCheckpoint) -> Inventory:
-    """Read every header of *checkpoint* and check what can be checked; cached, as draft and target share one.
+    """Read every header of *checkpoint* and check what can be checked.
+
+    Cached while the manifest or index stays the same: every layer asks, and draft and target share a checkpoint.
 
     Raises:
         ContainerError, ShardError: see the messages; each names the file and tensor.
     """
+    path = checkpoint.root / (MANIFEST if checkpoint.is_container else INDEX)
+    try:
+        state = path.stat()
+    except OSError:
+        return _take(checkpoint, None)
+    return _take(checkpoint, (state.st_mtime_ns, state.st_size))
+
+
+@functools.lru_cache(maxsize=4)
+def _take(checkpoint: CsfCheckpoint, stamp: tuple[int, int] | None) -> Inventory:
     if checkpoint.is_container:
         locations = locate(open_container(checkpoint.root))
     else:

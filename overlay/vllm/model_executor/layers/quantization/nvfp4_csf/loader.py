@@ -8,7 +8,10 @@ model being loaded that want them.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +22,7 @@ from vllm.model_executor.layers.quantization.nvfp4_csf.config import (
     METHOD,
     CsfCheckpoint,
     checkpoint_of,
+    describe,
 )
 from vllm.model_executor.layers.quantization.nvfp4_csf.container import EXCEPTIONS, FIXED
 from vllm.model_executor.layers.quantization.nvfp4_csf.inventory import (
@@ -127,6 +131,18 @@ def join_streams(
 
 
 def _checkpoint(model: nn.Module, model_config: ModelConfig) -> CsfCheckpoint | None:
+    """Where the tensors are: by the folder's own config.json, because a reload may name another folder."""
+    folder = Path(model_config.model)
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        config = {}
+    text_config = config.get("text_config") or {}
+    quantization = config.get("quantization_config") or text_config.get("quantization_config")
+    if isinstance(quantization, dict):
+        found = describe(quantization, str(folder))
+        if found is not None:
+            return found
     for module in model.modules():
         found = checkpoint_of(getattr(module, "quant_config", None))
         if found is not None:
@@ -148,6 +164,4 @@ def _wanted_layers(model: nn.Module) -> frozenset[LayerKey]:
 
 
 def _as_auto(load_config: Any) -> Any:
-    import dataclasses
-
     return dataclasses.replace(load_config, load_format="auto")
