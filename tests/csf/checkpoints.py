@@ -44,14 +44,14 @@ def expert_tensors(
 
 
 def layer_tensors(
-    config: dict[str, Any], layer: int, input_scale: bool = True
+    config: dict[str, Any], layer: int, input_scale: bool = True, seed: int = 0
 ) -> dict[str, torch.Tensor]:
     """All tensors of one decoder layer."""
     hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
     head, queries, keys = (
         config[key] for key in ("head_dim", "num_attention_heads", "num_key_value_heads")
     )
-    generator = torch.Generator().manual_seed(layer)
+    generator = torch.Generator().manual_seed(layer + 1000 * seed)
 
     def random(*shape: int) -> torch.Tensor:
         return (torch.randn(shape, generator=generator) / hidden**0.5).bfloat16()
@@ -73,17 +73,23 @@ def layer_tensors(
             (("gate_proj", inner, hidden), ("up_proj", inner, hidden), ("down_proj", hidden, inner))
         ):
             prefix = EXPERTS.format(layer=layer, expert=expert, projection=projection)
-            seed = (layer * 100 + expert) * 3 + index
-            tensors |= expert_tensors(prefix, rows, k, seed, input_scale)
+            own = (layer * 100 + expert) * 3 + index + 1000 * seed
+            tensors |= expert_tensors(prefix, rows, k, own, input_scale)
     return tensors
 
 
 def write(
-    root: Path, *, mtp_layer: bool = True, input_scale: bool = True, shards: int = 3, **changes: Any
+    root: Path,
+    *,
+    mtp_layer: bool = True,
+    input_scale: bool = True,
+    shards: int = 3,
+    seed: int = 0,
+    **changes: Any,
 ) -> dict[str, torch.Tensor]:
     """Write the checkpoint to *root* and return its tensors.
 
-    With *mtp_layer* there is one layer more than num_hidden_layers says, NVFP4 like the others. Tensors of one expert
+    *seed* changes all layers' weights. With *mtp_layer* there is one layer more than num_hidden_layers says, NVFP4 like the others. Tensors of one expert
     lie in different shards, as sharding by size makes them.
     """
     root.mkdir(parents=True)
@@ -98,7 +104,7 @@ def write(
         "lm_head.weight": torch.randn(vocabulary, hidden, generator=generator).bfloat16(),
     }
     for layer in range(made["num_hidden_layers"] + mtp_layer):
-        tensors |= layer_tensors(made, layer, input_scale)
+        tensors |= layer_tensors(made, layer, input_scale, seed)
     names = sorted(tensors)
     index = {}
     for number in range(shards):

@@ -12,23 +12,96 @@ from typing import Any
 PROMPTS = [[1, 2, 3], list(range(1, 41)), [7] * 20]
 
 
-def serve(model: str, prompts: list[list[int]] | None = None, **options: Any) -> dict[str, Any]:
-    """Serve *prompts* on the checkpoint *model* and say what came out and how it was stored."""
+def serve_all(ways: dict[str, dict[str, Any]], arm: bool = False) -> dict[str, Any]:
+    """Serve the same prompts in several ways, one engine after the other in this process.
+
+    Each way is a dict of LLM options; ``compress`` in it sets VLLM_B12X_CSF_COMPRESS, ``reload`` a folder to reload
+    weights from before a second round of the same prompts.
+    """
+    import os
+
+    os.environ["VLLM_B12X_MOE_FP4_FORCE_A16"] = "1"
+    if arm:
+        os.environ["B12X_W4A16_A4_PREFILL_MIN_TOKENS"] = "1"
+    results = {}
+    for name, options in ways.items():
+        options = dict(options)
+        os.environ["VLLM_B12X_CSF_COMPRESS"] = "1" if options.pop("compress", False) else "0"
+        results[name] = _serve(**options)
+    return results
+
+
+def _serve(model: str, reload: str | None = None, **options: Any) -> dict[str, Any]:
     engine, llm = start(model, **options)
-    tokens = engine.generate(llm, prompts or PROMPTS, max_tokens=4)
-    return {"tokens": tokens, "logits": digest(engine, llm), **describe(engine, llm)}
+    engine.generate(llm, PROMPTS, max_tokens=4)
+    result = {"logits": digest(engine), **describe(engine, llm)}
+    if reload is not None:
+        engine.logits.clear()
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": reload})
+        llm.reset_prefix_cache()
+        engine.generate(llm, PROMPTS, max_tokens=4)
+        again = describe(engine, llm)
+        same = again["scale_addresses"] == result["scale_addresses"]
+        result |= {"reloaded_logits": digest(engine), "same_addresses": same}
+    stop(llm)
+    return result
+
+
+def refusals(starts: list[dict[str, Any]]) -> list[str]:
+    """The message with which each start fails."""
+    import os
+
+    os.environ["VLLM_B12X_MOE_FP4_FORCE_A16"] = "1"
+    messages = []
+    for options in starts:
+        try:
+            start(**options)
+        except Exception as error:
+            messages.append(str(error))
+        else:
+            raise AssertionError(f"the engine started with {options}")
+    return messages
+
+
+def stock_refusal(model: str) -> str:
+    """The message with which vLLM without the patches fails on *model*."""
+    from support import cpu_engine
+
+    cpu_engine.start()
+    from vllm import LLM
+
+    try:
+        LLM(model=model, skip_tokenizer_init=True, enforce_eager=True, max_model_len=512)
+    except Exception as error:
+        return str(error)
+    raise AssertionError("the engine started")
+
+
+def stop(llm: Any) -> None:
+    """Leave the process ready for the next engine."""
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    llm.llm_engine.engine_core.shutdown()
+    cleanup_dist_env_and_memory()
+
+
+_engine: Any = None
 
 
 def start(model: str, **options: Any) -> tuple[Any, Any]:
     """Engine and LLM over *model*."""
+    global _engine
     from support import cpu_engine, reference_b12x
 
-    engine = cpu_engine.start()
-    real_launch = _real_launch()
-    reference_b12x.install()
-    engine.replace_launch(real_launch)
+    if _engine is None:
+        _engine = cpu_engine.start()
+        real_launch = _real_launch()
+        reference_b12x.install()
+        _engine.replace_launch(real_launch)
     from vllm import LLM
+    from vllm.model_executor.layers.quantization.nvfp4_csf import settings
 
+    settings.get_settings.cache_clear()
     defaults: dict[str, Any] = {
         "model": model,
         "skip_tokenizer_init": True,
@@ -42,8 +115,8 @@ def start(model: str, **options: Any) -> tuple[Any, Any]:
         "disable_log_stats": True,
     }
     llm = LLM(**{**defaults, **options})
-    engine.logits = record_logits(engine, llm)
-    return engine, llm
+    _engine.logits = record_logits(_engine, llm)
+    return _engine, llm
 
 
 def _real_launch() -> Any:
@@ -70,7 +143,7 @@ def record_logits(engine: Any, llm: Any) -> list[bytes]:
     return seen
 
 
-def digest(engine: Any, llm: Any) -> str:
+def digest(engine: Any) -> str:
     assert engine.logits
     return hashlib.sha256(b"".join(engine.logits)).hexdigest()
 
