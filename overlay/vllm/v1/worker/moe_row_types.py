@@ -132,7 +132,7 @@ class RowTyper:
     """Computes the row types of every step of one model runner. ``make_row_typer`` says whether there is one."""
 
     armed: ClassVar[bool] = False
-    """Whether this process has a layer that runs prefill rows in A4; ``note_armed_layer`` sets it."""
+    """Whether this process has a layer that looks at row types; ``note_armed_layer`` sets it."""
 
     def __init__(self, eager: bool) -> None:
         self._eager = eager
@@ -177,21 +177,23 @@ class RowTyper:
 
 
 def note_armed_layer() -> None:
-    """Tell this process's runner that the model has a layer that runs prefill rows in A4."""
+    """Tell this process's runner that the model has a layer that looks at row types (A4 prefill, scale prefetch)."""
     RowTyper.armed = True
 
 
 def make_row_typer(vllm_config: VllmConfig) -> RowTyper | None:
-    """The row typer of a model runner; None, and then the runner does nothing, unless A4 prefill is asked for and the
-    configuration supports it."""
+    """The row typer of a model runner; None, and then the runner does nothing, unless A4 prefill or the prefetch of
+    compressed scales asks for row types and the configuration supports them."""
     from vllm.model_executor.layers.fused_moe.b12x_a4.settings import ARM, get_settings
+    from vllm.model_executor.layers.quantization.nvfp4_csf.settings import wants_prefetch
 
     settings = get_settings()
-    if not settings.enabled:
+    if not settings.enabled and not wants_prefetch(vllm_config):
         return None
     reason = unsupported_reason(vllm_config)
     if reason is not None:
-        logger.warning("%s has no effect: %s. Every row runs as without it.", ARM, reason)
+        if settings.enabled:
+            logger.warning("%s has no effect: %s. Every row runs as without it.", ARM, reason)
         return None
     return RowTyper(settings.eager)
 
@@ -204,12 +206,14 @@ def must_run_eager(step: StepRows | None) -> bool:
 def row_types_of(step: StepRows | None, num_rows: int, mode: CUDAGraphMode) -> MoERowTypes | None:
     """What to put into the forward context of *num_rows* rows (padding included); None without prefill rows.
 
-    Counts the step if a CUDA graph is replayed for it: the graph runs every row W4A16.
+    Counts the step if A4 prefill is asked for and a CUDA graph is replayed: the graph runs every row W4A16.
     """
+    from vllm.model_executor.layers.fused_moe.b12x_a4.settings import get_settings
+
     if step is None:
         return None
     row_types = MoERowTypes(num_rows, step.prefill)
-    if mode.value:
+    if mode.value and get_settings().enabled:
         _count_graph_step(row_types)
     return row_types
 

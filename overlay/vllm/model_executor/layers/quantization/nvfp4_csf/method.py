@@ -32,10 +32,12 @@ from vllm.model_executor.layers.quantization.nvfp4_csf.refusals import (
     refuse_configuration,
     refuse_layer,
 )
+from vllm.model_executor.layers.quantization.nvfp4_csf.settings import get_settings
 from vllm.model_executor.layers.quantization.nvfp4_csf.streams_loader import SHARDS, RankStreams
 from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
 from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor
 from vllm.model_executor.utils import replace_parameter
+from vllm.v1.worker.moe_row_types import note_armed_layer
 
 _DONE = "_already_called_process_weights_after_loading"
 _SCALES = ("w13_weight_scale", "w2_weight_scale")
@@ -175,8 +177,6 @@ def for_layer(method: Any, quant_config: Any, prefix: str) -> Any:
         layer_key,
         take_inventory,
     )
-    from vllm.model_executor.layers.quantization.nvfp4_csf.settings import get_settings
-
     checkpoint = checkpoint_of(quant_config)
     is_nvfp4 = type(method) is ModelOptNvFp4FusedMoE
     if checkpoint is not None:
@@ -232,3 +232,5 @@ def _use_dual_plan(layer: Any, csf: CsfLayer) -> None:
     armed: DualPlan | None = getattr(layer, DUAL_PLAN, None)
     scales = armed.scales if armed is not None else None
     set_dual_plan(layer, DualPlan(csf.name, scales, external_block_scales=True, hooks=csf))
+    if get_settings().prefetch:
+        note_armed_layer()  # the prefetch runs in steps with prefill rows only

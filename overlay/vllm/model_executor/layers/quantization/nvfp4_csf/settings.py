@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from vllm.logger import init_logger
 
@@ -42,6 +43,14 @@ def parse_settings(environ: Mapping[str, str]) -> CsfSettings:
 def get_settings() -> CsfSettings:
     """The switches of this process. Tests that change the environment call ``get_settings.cache_clear()``."""
     return parse_settings(os.environ)
+
+
+def wants_prefetch(vllm_config: Any) -> bool:
+    """Whether this server may expand scales ahead of time: prefetch on, and compressed scales in play."""
+    settings = get_settings()
+    if not settings.prefetch:
+        return False
+    return settings.compress or hasattr(getattr(vllm_config, "quant_config", None), "nvfp4_csf")
 
 
 def _flag(environ: Mapping[str, str], name: str, default: bool) -> bool:
