@@ -15,8 +15,8 @@ PROMPTS = [[1, 2, 3], list(range(1, 41)), [7] * 20]
 def serve_all(ways: dict[str, dict[str, Any]], arm: bool = False) -> dict[str, Any]:
     """Serve the same prompts in several ways, one engine after the other in this process.
 
-    Each way is a dict of LLM options; ``compress`` in it sets VLLM_B12X_CSF_COMPRESS, ``reload`` a folder to reload
-    weights from before a second round of the same prompts.
+    Each way is a dict of LLM options; ``compress`` and ``prefetch`` in it set VLLM_B12X_CSF_COMPRESS and
+    VLLM_B12X_CSF_SCALE_PREFETCH, ``reload`` is a folder to reload weights from before a second round of the same prompts.
     """
     import os
 
@@ -27,6 +27,7 @@ def serve_all(ways: dict[str, dict[str, Any]], arm: bool = False) -> dict[str, A
     for name, options in ways.items():
         options = dict(options)
         os.environ["VLLM_B12X_CSF_COMPRESS"] = "1" if options.pop("compress", False) else "0"
+        os.environ["VLLM_B12X_CSF_SCALE_PREFETCH"] = "1" if options.pop("prefetch", True) else "0"
         results[name] = _serve(**options)
     return results
 
@@ -154,7 +155,11 @@ def describe(engine: Any, llm: Any) -> dict[str, Any]:
     config = llm.llm_engine.vllm_config
     layers = [m for m in model.modules() if hasattr(m, "w13_weight_scale")]
     experts = engine.experts(llm)
+    csf = next((layer.nvfp4_csf for layer in layers if hasattr(layer, "nvfp4_csf")), None)
+    order = csf.owner.scales_of(csf).owner if csf is not None else None
     return {
+        "prefetched": order.prefetched if order else 0,
+        "pending": order.pending if order else False,
         "quantization": config.model_config.quantization,
         "config_name": config.quant_config.get_name(),
         "config_class": type(config.quant_config).__name__,

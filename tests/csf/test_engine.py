@@ -38,7 +38,7 @@ def served(made) -> dict[str, Any]:
         "plain": {"model": made.source},
         "compress": {"model": made.source, "compress": True, "reload": made.other_source},
         "container": {"model": made.serve, **CSF, "reload": made.other_serve},
-        "index": {"model": made.index, "load_format": "nvfp4_csf"},
+        "index": {"model": made.index, "load_format": "nvfp4_csf", "prefetch": False},
         "other": {"model": made.other_source},
     }
     return run_child("csf.engine_cases:serve_all", ways=ways)
@@ -68,6 +68,12 @@ def test_upstreams_name_checks_get_the_sources_answers(served) -> None:
         "modelopt_mixed",
         True,
     )
+
+
+def test_prefetch_runs_in_steps_with_prefill_rows_and_leaves_nothing_behind(served) -> None:
+    assert served["container"]["prefetched"] == served["compress"]["prefetched"] > 0
+    assert served["index"]["prefetched"] == 0
+    assert not any(served[way]["pending"] for way in ("container", "compress", "index"))
 
 
 def test_methods(served) -> None:

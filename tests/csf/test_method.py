@@ -70,7 +70,8 @@ def ordinary(csf: Any, monkeypatch: Any, number: int = 0) -> Any:
     """The same layer from plain scales with upstream's method."""
     from vllm.model_executor.layers.quantization.nvfp4_csf import settings
 
-    monkeypatch.setattr(settings, "get_settings", lambda: settings.CsfSettings(compress=False))
+    monkeypatch.setenv("VLLM_B12X_CSF_COMPRESS", "0")
+    settings.get_settings.cache_clear()
     layer = csf.layers.load(
         csf.layers.make_ordinary(number), csf.layers.checkpoint_tensors(seed=number)
     )

@@ -177,6 +177,7 @@ def for_layer(method: Any, quant_config: Any, prefix: str) -> Any:
         layer_key,
         take_inventory,
     )
+
     checkpoint = checkpoint_of(quant_config)
     is_nvfp4 = type(method) is ModelOptNvFp4FusedMoE
     if checkpoint is not None:

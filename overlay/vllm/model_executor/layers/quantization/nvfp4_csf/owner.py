@@ -10,13 +10,14 @@ steps and has graphs of its own, so it must never share: every call of vLLM's ``
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm import forward_context
+from vllm import envs, forward_context
 from vllm.distributed import parallel_state
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.nvfp4_csf.planes import PlaneGeometry
@@ -40,9 +41,11 @@ class CsfOwner:
     """Layers and scratch of one model.
 
     Attributes:
+        is_draft: whether the model drafts for another one.
         layers: in the order in which the model makes them, which is the order in which it runs them.
     """
 
+    is_draft: bool = False
     layers: list[CsfLayer] = field(default_factory=list)
     _scratch: dict[tuple[PlaneGeometry, PlaneGeometry, torch.device], Scratch] = field(
         default_factory=dict
@@ -74,6 +77,7 @@ class CsfOwner:
                 stream_ops(layer.planes[0].fixed.device),
                 _current_context,
                 prefetch=get_settings().prefetch,
+                raise_above_rows=envs.VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD,
                 watch_reduces=_watch_reduces if _tensor_parallel() else None,
             )
             self._scales = {
@@ -81,6 +85,8 @@ class CsfOwner:
                 for other in self.layers
                 if other.is_ready
             }
+            if not self.is_draft:  # passes of a draft model have no row types and prefetch nothing
+                forward_context.on_context_opens = _entering(weakref.ref(order))
         return self._scales[layer]
 
     def layer_is_ready(self) -> None:
@@ -107,12 +113,12 @@ class CsfOwner:
 
 
 @contextmanager
-def owner_scope() -> Iterator[CsfOwner]:
+def owner_scope(is_draft: bool = False) -> Iterator[CsfOwner]:
     """Layers made inside belong to one owner: the enclosing scope's, else a new one."""
     if _open:
         yield _open[-1]
         return
-    owner = CsfOwner()
+    owner = CsfOwner(is_draft)
     _open.append(owner)
     try:
         yield owner
@@ -124,9 +130,10 @@ def with_owner(initialize_model: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap vLLM's ``initialize_model``, which makes one model per outermost call."""
 
     @functools.wraps(initialize_model)
-    def initialize(*args: Any, **kwargs: Any) -> Any:
-        with owner_scope():
-            return initialize_model(*args, **kwargs)
+    def initialize(vllm_config: Any, *, model_config: Any = None, **kwargs: Any) -> Any:
+        used = model_config or vllm_config.model_config
+        with owner_scope(getattr(used, "runner_type", None) == "draft"):
+            return initialize_model(vllm_config, model_config=model_config, **kwargs)
 
     return initialize
 
@@ -140,6 +147,15 @@ def current_owner() -> CsfOwner:
     if not _open:
         raise RuntimeError("CSF layers have to be made inside initialize_model (or owner_scope)")
     return _open[-1]
+
+
+def _entering(order: weakref.ref[ScaleScratch]) -> Callable[[Any], None]:
+    def on_context_opens(context: Any) -> None:
+        scratch = order()
+        if scratch is not None:  # else the model is gone
+            scratch.enter(context)
+
+    return on_context_opens
 
 
 def _current_context() -> Any:
