@@ -31,11 +31,9 @@ _scales: dict[str, Any] = {}
 
 
 def install() -> None:
-    """Make the changes, once, on a Hopper device (or without any, to compile for one). Elsewhere nothing is changed."""
+    """Make the changes, once."""
     global _installed
-    import torch
-
-    if _installed or (torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9):
+    if _installed:
         return
     _installed = True
     os.environ["B12X_COMPILE_CACHE_DIR"] = CACHE

@@ -83,7 +83,7 @@ class Seen:
     most_running: int = 0
     prompt_tokens: int = 0
     generated: int = 0
-    steps: int = 0
+    steps: float = 0
     drafts: int = 0
     accepted: int = 0
     authorizations: list[str | None] = field(default_factory=list)
@@ -301,7 +301,7 @@ class FakeServer:
             count = min(per_step, wanted - done)
             done += count
             seen.generated += count
-            seen.steps += 1
+            seen.steps += 1 / seen.running  # one engine step serves every running stream
             seen.drafts += 1
             seen.accepted += count - 1
             finish = "length" if done >= wanted else None

@@ -71,7 +71,7 @@ def test_decode_names_the_fault(qualify, fault, kind):
             "--decode-max-tokens",
             "80",
             "--decode-window",
-            "0.15",
+            "1",
         )
     assert done.code == 1
     assert kind in done.faults()
@@ -205,6 +205,7 @@ def test_other_clients_in_the_window_are_noticed(qualify):
     with serving(foreign_tokens_s=5000) as server:
         done = qualify("run", server.url, "--only", "decode")
     assert "other clients" in done.stops()["decode C2"]
+    assert done.line("decode.2.tok_s")["verdict"] == "missing"
 
 
 @pytest.mark.parametrize(

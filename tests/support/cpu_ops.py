@@ -52,6 +52,17 @@ def greedy_argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 @_operator
+def fused_gumbel_argmax(logits: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
+    """Sample one token per row of *logits* [N, V] with the row's own seed."""
+    tokens = torch.empty(len(logits), dtype=torch.long)
+    for row, seed in enumerate(seeds.tolist()):
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.empty_like(logits[row]).exponential_(generator=generator)
+        tokens[row] = (logits[row] - noise.log()).argmax()
+    return tokens
+
+
+@_operator
 def compute_slot_mapping_kernel_impl(
     query_start_loc, positions, block_table, slot_mapping, block_size
 ) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import httpx
@@ -36,8 +37,10 @@ class Address:
             raise UsageError(f"'{url.scheme}://' is not supported: use http:// or https://")
         if not url.host:
             raise UsageError(f"'{text}' names no host: write http://HOST:PORT")
-        if port == 0:
-            raise UsageError("port 0 is no port")
+        if port is not None and not 0 < port < 65536:
+            raise UsageError(f"port {port} is no port: it is between 1 and 65535")
+        if re.search(r"[\s%]", url.host):
+            raise UsageError(f"'{text}' is no address: '{url.host}' is no host")
         if url.userinfo:
             raise UsageError(
                 "leave user and password out of the address; give a key with --api-key-env VARIABLE"

@@ -18,7 +18,6 @@ from b12x_overlay.qualify.budget import Budget
 from b12x_overlay.qualify.client import Client, Timeouts
 from b12x_overlay.qualify.compare import join
 from b12x_overlay.qualify.errors import RefusedError
-from b12x_overlay.qualify.identity import environment
 from b12x_overlay.qualify.lines import judge
 from b12x_overlay.qualify.measure import measure
 from b12x_overlay.qualify.options import plan_from
@@ -31,6 +30,7 @@ from b12x_overlay.qualify.sides import Side
 from b12x_overlay.qualify.start import new_result, resume
 from b12x_overlay.qualify.store import Store
 from b12x_overlay.qualify.summary import print_summary
+from b12x_overlay.qualify.variables import clean
 
 
 def run(options: argparse.Namespace, argv: Sequence[str]) -> int:
@@ -83,7 +83,7 @@ def _measure(
     key, authority = given.api_key(options), given.authority(options)
     question = getattr(options, "question", None)
     arms = [
-        Arm(name=side.name, label=side.label, restart_environment=environment(side.environment))
+        Arm(name=side.name, label=side.label, restart_environment=clean(side.environment))
         for side in sides
     ]
     folder = options.out or build_dir() / "qualify" / _stamp()
@@ -122,7 +122,7 @@ def _measure(
 
 def _finish(options: argparse.Namespace, result: Result, store: Store) -> int:
     """Save, write the reports, print the summary; the verdict as an exit code."""
-    store.save(result, now=True)
+    store.put(result)
     write_reports(result, store)
     print_summary(console_from(options), result, store.folder)
     if options.json:

@@ -84,7 +84,7 @@ async def _drive(
                 access[side.name] = Access(
                     client=client,
                     model=side.model,
-                    document=side.document,
+                    documents=side.documents,
                     log=side.log,
                     restarter=_restarter(options, client, store, progress),
                     variables=side.environment,

@@ -106,3 +106,8 @@ def increase(before: float | None, after: float | None) -> float | None:
     if before is None or after is None or after < before:
         return None
     return after - before
+
+
+def grown(before: float | None, after: float | None) -> float | None:
+    """As `increase` for a counter that appears with its first count."""
+    return after if before is None else increase(before, after)

@@ -152,9 +152,11 @@ def _server_options(to: argparse.ArgumentParser, *sides: str) -> None:
         )
         group.add_argument(
             f"--identity{side}",
+            action="append",
+            default=[],
             type=Path,
             metavar="FILE",
-            help=f"image manifest or 'doctor --json' output{of}",
+            help=f"manifest.json of the image or 'doctor --json' output{of}; may be given twice",
         )
         group.add_argument(
             f"--server-log{side}",

@@ -123,6 +123,7 @@ def _by_number(
     axes.set_ylim(bottom=0)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
+    axes.yaxis.set_major_formatter("{x:,g}")
     if len(data) > 1:
         axes.legend(frameon=False)
     return Plot(title, _svg(figure, title), f"{title} in {y}, medians by {x}: {'; '.join(said)}")

@@ -59,7 +59,10 @@ async def probe(client: Client, model: str | None) -> Server:
         for with_extras in (True, False):
             try:
                 await _one_token(
-                    client, path, {"model": name, "max_tokens": 1, **body}, with_extras
+                    client,
+                    path,
+                    {"model": name, "max_tokens": 1, "temperature": 0, **body},
+                    with_extras,
                 )
             except Fault as fault:
                 if fault.kind in (FaultKind.HTTP_4XX,) and with_extras:

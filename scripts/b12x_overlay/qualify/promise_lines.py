@@ -40,10 +40,17 @@ def _a4(result: Result, arm: Arm) -> Line | None:
             "armed": "armed, but no A4 call logged",
             "off": None,
         }[arm.a4_log]
+    elif _other_side_counts(result, arm):
+        line.value = 0.0
+        line.basis = "the server's counters"
+        line.note = "no A4 counter here, the other side has it"
     elif result.question == "a4":
         line.basis = "not measured"
         line.verdict = VerdictKind.MISSING
-        line.note = "no A4 counters in /metrics and no --server-log"
+        line.note = (
+            "no A4 counter in /metrics and no log: start the server with PROMETHEUS_MULTIPROC_DIR set to an empty "
+            "folder, or give --server-log"
+        )
         return line
     else:
         return None
@@ -64,3 +71,8 @@ def _wanted(result: Result, arm: Arm) -> bool | None:
         return int(value) > 0
     except ValueError:
         return False
+
+
+def _other_side_counts(result: Result, arm: Arm) -> bool:
+    """Whether another arm of the same server set-up has the counter, which appears with its first count."""
+    return any(block.a4_rows is not None for block in result.blocks if block.arm != arm.name)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+# Names and texts of overlay/vllm/model_executor/layers/fused_moe/b12x_a4/{counters,report}.py. The counters are in
+# /metrics only with Prometheus' multiprocess mode, and appear there with their first count.
 A4_ROWS = "vllm:b12x_a4_prefill_rows_total"
 A4_MISSED_ROWS = "vllm:b12x_a4_graph_rows_total"
 
@@ -39,17 +41,15 @@ QUESTIONS = {
     ),
 }
 
-_ARMED = re.compile(
-    r"A4 prefill[^\n]*\b(\d+) (?:of \d+ )?(?:MoE )?layers? armed|armed layers: (\d+)", re.IGNORECASE
-)
-_ACTIVE = re.compile(r"first A4 (?:prefill )?call", re.IGNORECASE)
+_ARMED = re.compile(r"A4 prefill: (?:draft model: )?(\d+) of \d+ MoE layers armed")
+_ACTIVE = re.compile(r"First A4 prefill call")
 
 
 def read_log(text: str) -> LogState:
     """What a server's log says of A4: a first A4 call was made, layers were armed, or neither."""
     if _ACTIVE.search(text):
         return "active"
-    armed = [match for match in _ARMED.finditer(text) if int(match[1] or match[2]) > 0]
+    armed = [match for match in _ARMED.finditer(text) if int(match[1]) > 0]
     return "armed" if armed else "off"
 
 

@@ -61,6 +61,17 @@ def model_name(identifier: str) -> str:
     return redact(identifier)
 
 
+_PUBLIC_REGISTRIES = ("docker.io", "ghcr.io", "nvcr.io", "quay.io")
+
+
+def image_name(reference: str) -> str:
+    """A container image reference without a private registry's host."""
+    first, slash, rest = reference.partition("/")
+    if slash and first not in _PUBLIC_REGISTRIES and re.search(r"[.:]|^localhost$", first):
+        reference = rest
+    return reference if re.fullmatch(r"[\w./:@+-]{1,300}", reference) else redact(reference)
+
+
 class Secrets:
     """Literal strings that must not be in a result: addresses, keys, and the like."""
 

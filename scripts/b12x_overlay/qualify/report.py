@@ -12,8 +12,7 @@ from b12x_overlay.qualify.faults import FaultKind
 from b12x_overlay.qualify.needle_counts import outcome_counts
 from b12x_overlay.qualify.plots import plots
 from b12x_overlay.qualify.promises import QUESTIONS
-from b12x_overlay.qualify.ratio_lines import side
-from b12x_overlay.qualify.schema import NeedleOutcome, Result
+from b12x_overlay.qualify.schema import Line, NeedleOutcome, Result
 from b12x_overlay.qualify.store import Store
 from b12x_overlay.qualify.summary import figure, interval, shown
 
@@ -64,8 +63,30 @@ def _context(result: Result) -> dict[str, Any]:
             for run in block.needle
         ],
         "kinds": list(NeedleOutcome),
-        "side": lambda name: side(result, name),
+        "compared": [line for line in result.lines if not _of_side(result, line)],
+        "sides": _by_side(result),
     }
+
+
+def _of_side(result: Result, line: Line) -> bool:
+    """Whether a line of an A/B is about one side alone."""
+    return len(result.arms) > 1 and not line.id.startswith("ab.") and "a4" not in line.id.split(".")
+
+
+def _by_side(result: Result) -> list[tuple[str, list[Line | None]]]:
+    """The lines about one side, side by side: title, then one line (or None) per arm."""
+    rows: dict[str, dict[str, Line]] = {}
+    for line in result.lines:
+        if _of_side(result, line):
+            arm, _, rest = line.id.partition(".")
+            rows.setdefault(rest, {})[arm.upper()] = line
+    return [
+        (
+            next(iter(row.values())).title.partition(": ")[2],
+            [row.get(arm.name) for arm in result.arms],
+        )
+        for row in rows.values()
+    ]
 
 
 def _environment(*, escape: bool) -> jinja2.Environment:

@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from b12x_overlay.qualify import decode, metrics, needle_run, prefill, promises
 from b12x_overlay.qualify.client import Client
+from b12x_overlay.qualify.documents import Document
 from b12x_overlay.qualify.errors import ServerError
 from b12x_overlay.qualify.identity import differences, gather
-from b12x_overlay.qualify.metrics import increase
+from b12x_overlay.qualify.metrics import grown
 from b12x_overlay.qualify.probe import Server, probe
 from b12x_overlay.qualify.progress import Progress
 from b12x_overlay.qualify.restart import Restarter
@@ -29,8 +29,8 @@ class Access:
 
     client: Client
     model: str | None
-    document: Mapping[str, Any] | None = None
-    """A manifest or doctor report."""
+    documents: Sequence[Document] = ()
+    """Image manifest, doctor report."""
     log: Path | None = None
     """A local file that the server logs to."""
     restarter: Restarter | None = None
@@ -113,7 +113,7 @@ class Runner:
         """Probe an arm and record or check its identity."""
         access, arm = self._access[name], self._arms[name]
         server = await probe(access.client, access.model)
-        identity = await gather(access.client, server, access.document)
+        identity = await gather(access.client, server, access.documents)
         abilities = server.abilities.as_dict()
         if arm.identity is not None and (changed := differences(arm.identity, identity)):
             raise ServerError(
@@ -146,8 +146,8 @@ def _add_rows(
 ) -> None:
     if before is None or after is None:
         return
-    rows = increase(before.a4_rows, after.a4_rows)
-    missed = increase(before.a4_missed_rows, after.a4_missed_rows)
+    rows = grown(before.a4_rows, after.a4_rows)
+    missed = grown(before.a4_missed_rows, after.a4_missed_rows)
     if rows is not None:
         block.a4_rows = (block.a4_rows or 0) + int(rows)
     if missed is not None:

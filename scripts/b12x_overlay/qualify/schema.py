@@ -64,10 +64,15 @@ class DecodeSample(_Part):
     steps_s: float | None = None
     accepted_per_step: float | None = Field(
         default=None,
-        description="tokens per verification step and request: 1 + accepted draft tokens / drafts",
+        description="with speculative decoding: tokens per engine step and stream, so that tok_s is about "
+        "steps_s x concurrency x accepted_per_step",
     )
-    server_tokens: int | None = Field(
-        default=None, description="generated tokens by the server's own counter"
+    accepted_per_draft: float | None = Field(
+        default=None,
+        description="1 + accepted draft tokens / drafts; equal to accepted_per_step if every step drafts",
+    )
+    server_tok_s: float | None = Field(
+        default=None, description="the same rate by the server's own counter of generated tokens"
     )
     running: float | None = Field(
         default=None, description="requests running at the window's end, by the server"

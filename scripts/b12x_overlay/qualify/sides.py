@@ -7,14 +7,12 @@ import argparse
 import os
 import shlex
 import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from b12x_overlay.qualify.address import Address
+from b12x_overlay.qualify.documents import Document, read_document
 from b12x_overlay.qualify.errors import UsageError
-from b12x_overlay.qualify.identity import read_document
 from b12x_overlay.qualify.options import variables
 from b12x_overlay.qualify.promises import QUESTIONS
 from b12x_overlay.qualify.redact import Secrets, redact
@@ -29,8 +27,8 @@ class Side:
     label: str
     address: Address
     model: str | None
-    document: Mapping[str, Any] | None
-    """Manifest or doctor report."""
+    documents: tuple[Document, ...]
+    """Image manifest, doctor report."""
     log: Path | None
     environment: dict[str, str] = field(default_factory=dict)
     """Variables for --restart."""
@@ -129,7 +127,7 @@ def _side(
     suffix: str,
     environment: dict[str, str],
 ) -> Side:
-    identity: Path | None = getattr(options, f"identity{suffix}")
+    identities: list[Path] = getattr(options, f"identity{suffix}")
     log: Path | None = getattr(options, f"server_log{suffix}")
     if log is not None and not log.is_file():
         raise UsageError(f"--server-log: {log} is no file")
@@ -138,7 +136,7 @@ def _side(
         label=redact(label),
         address=Address.parse(address),
         model=getattr(options, f"model{suffix}"),
-        document=read_document(identity) if identity else None,
+        documents=tuple(read_document(path) for path in identities),
         log=log,
         environment=environment,
     )

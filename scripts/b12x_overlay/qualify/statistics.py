@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -109,5 +110,8 @@ def ratio(
         return Interval(value, None, None, "one repeat on a side: no interval")
     if np.ptp(left) == 0 and np.ptp(right) == 0:
         return Interval(value, value, value, basis)
-    bounds = stats.ttest_ind(right, left, equal_var=equal).confidence_interval(confidence)
+    with warnings.catch_warnings():
+        # Nearly equal blocks make scipy warn of lost digits; the interval is then narrow, which is right.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        bounds = stats.ttest_ind(right, left, equal_var=equal).confidence_interval(confidence)
     return Interval(value, float(math.exp(bounds.low)), float(math.exp(bounds.high)), basis)

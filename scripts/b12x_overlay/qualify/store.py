@@ -100,12 +100,16 @@ class Store:
         return load(self.path) if self.path.exists() else None
 
     def save(self, result: Result, *, now: bool = False) -> None:
-        """Write *result*; without *now* at most once a second."""
+        """Write *result* as of this moment; without *now* at most once a second."""
         if not now and time.monotonic() - self._last < _EVERY_SECONDS:
             return
         result.updated = datetime.now(UTC)
-        self.write(self.path.name, result.model_dump_json(indent=1) + "\n")
+        self.put(result)
         self._last = time.monotonic()
+
+    def put(self, result: Result) -> None:
+        """Write *result* without touching its time of measurement."""
+        self.write(self.path.name, result.model_dump_json(indent=1) + "\n")
 
     def write(self, name: str, text: str) -> None:
         """Write another file into the folder, scrubbed."""

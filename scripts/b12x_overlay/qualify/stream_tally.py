@@ -30,6 +30,10 @@ class Tally:
     faults: list[Fault] = field(default_factory=list)
 
 
+class GiveUpError(Exception):
+    """No valid measurement is possible; what led to it is counted already."""
+
+
 class Load:
     """*size* streams; use as an async context manager, which ends them."""
 
@@ -44,6 +48,8 @@ class Load:
         self._stuck: dict[int, Fault] = {}
         self.failing: dict[int, Fault] = {}
         """Streams whose last answer broke and whose next one has had no token yet."""
+        self.broken = asyncio.Event()
+        """Set when a stream breaks inside a window."""
 
     async def __aenter__(self) -> Self:
         self._tasks = [asyncio.create_task(self._keep_busy(number)) for number in range(self.size)]
@@ -60,11 +66,12 @@ class Load:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def started(self) -> int:
-        """Streams that have had a token."""
-        return len(self._first)
+        """Streams that have had a token and are not broken."""
+        return len(self._first - set(self.failing))
 
     def begin(self) -> Tally:
         """Start counting."""
+        self.broken.clear()
         self._window = Tally()
         return self._window
 
@@ -72,15 +79,17 @@ class Load:
         """Stop counting."""
         self._window = None
 
-    def raise_stuck(self) -> None:
-        """Raise what keeps a stream from running: the budget, or failures in a row."""
+    def check(self) -> None:
+        """Raise what keeps a stream from running for good.
+
+        Raises:
+            BudgetSpentError: the limit of requests or minutes.
+            GiveUpError: a stream failed several times in a row.
+        """
         if self._spent:
             raise self._spent
         for number, fault in self._stuck.items():
-            raise Fault(
-                fault.kind,
-                f"stream {number} failed {GIVE_UP_AFTER} times in a row, the last time with: {fault.detail}",
-            )
+            raise GiveUpError(f"stream {number} failed {GIVE_UP_AFTER} times in a row: {fault}")
         for task in self._tasks:
             if task.done() and not task.cancelled() and (error := task.exception()):
                 raise error
@@ -96,23 +105,29 @@ class Load:
                 failures = 0
             except BudgetSpentError as spent:
                 self._spent = spent
+                self.broken.set()
                 return
             except Fault as fault:
-                failures += 1
                 self._session.fault(fault)
-                self.failing[number] = fault
-                if self._window is not None:
-                    self._window.faults.append(fault)
-                if failures >= GIVE_UP_AFTER:
-                    self._stuck[number] = fault
-                    return
-                await asyncio.sleep(min(2.0, 0.1 * 2**failures))
+                if fault.kind != FaultKind.REPETITION:  # a loop is bad text at an honest speed
+                    failures += 1
+                    self._break(number, fault)
+                    if failures >= GIVE_UP_AFTER:
+                        self._stuck[number] = fault
+                        return
+                    await asyncio.sleep(0.05 * 2**failures)  # a broken server is not hammered
             except asyncio.CancelledError:
                 answer.cut_off(self._plan, self._session)
                 raise
             turn += 1
             if self._window is not None:
                 self._window.restarts += 1
+
+    def _break(self, number: int, fault: Fault) -> None:
+        self.failing[number] = fault
+        if self._window is not None:
+            self._window.faults.append(fault)
+            self.broken.set()
 
     async def _one_answer(self, number: int, turn: int, answer: _Answer) -> None:
         session, plan = self._session, self._plan

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's own OpenAI API server on CPU, with a tiny random dense Qwen3 and a byte-level tokenizer.
+
+``python -m qualify.vllm_server FOLDER PORT [vllm options]`` makes the model in FOLDER if need be and serves it. All of
+it is vLLM's real code but the compiled CPU operators (``support.cpu_ops``). They are installed on import, because the
+engine process imports this module again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from support import cpu_ops
+
+cpu_ops.install()
+
+TEMPLATE = (
+    "{% for message in messages %}<|user|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def make_model(folder: Path) -> None:
+    """A random one-layer model and a tokenizer in which every byte is a token."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    special = ["<|end|>", "<|user|>", "<|assistant|>"]
+    alphabet = special + sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={sign: i for i, sign in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=special[0], additional_special_tokens=special[1:]
+    )
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)
+    config = Qwen3Config(
+        vocab_size=len(alphabet), hidden_size=64, intermediate_size=128, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=32, max_position_embeddings=8192,
+        initializer_range=0.15, eos_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).float().save_pretrained(folder)
+
+
+def main() -> None:
+    folder, port, *options = sys.argv[1:]
+    os.environ.update(
+        VLLM_TARGET_DEVICE="cpu", VLLM_CPU_KVCACHE_SPACE="1",
+        HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", OMP_NUM_THREADS="1", NUMBA_DISABLE_JIT="1", TRANSFORMERS_VERBOSITY="error",
+    )  # fmt: skip
+    if not (Path(folder) / "config.json").exists():
+        make_model(Path(folder))
+    sys.argv = [
+        "vllm", "--model", folder, "--host", "127.0.0.1", "--port", port, "--enforce-eager", "--dtype", "float32",
+        "--block-size", "32", "--max-model-len", "8192", "--max-num-seqs", "8", "--max-num-batched-tokens", "2048",
+        "--enable-auto-tool-choice", "--tool-call-parser", "hermes", *options,
+    ]  # fmt: skip
+    from vllm.entrypoints.launchers.api_server.entry import main as serve
+
+    serve()
+
+
+if __name__ == "__main__":
+    main()
