@@ -147,14 +147,21 @@ def guarded(console: Console, run: Callable[[], int]) -> int:
         return int(ExitCode.OK)
     except OSError as error:
         name = f"{error.filename}: " if error.filename else ""
-        message = f"{name}{error.strerror or error}"
-        console.json({"error": {"reason": "io", "message": message, "next": ""}})
-        console.error(message)
-        if console.verbosity > 0:
-            import traceback
+        return _failed(
+            console, "io", f"{name}{error.strerror or error}", trace=console.verbosity > 0
+        )
+    except Exception as error:
+        return _failed(console, "bug", f"unexpected {type(error).__name__}: {error}", trace=True)
 
-            traceback.print_exc()
-        return int(ExitCode.FAILED)
+
+def _failed(console: Console, reason: str, message: str, *, trace: bool) -> int:
+    if trace:
+        import traceback
+
+        traceback.print_exc()
+    console.json({"error": {"reason": reason, "message": message, "next": ""}})
+    console.error(message)
+    return int(ExitCode.FAILED)
 
 
 def _use_colour(choice: str, stream: TextIO) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from apply.factory import Project, Series, lay, lay_installed, project
+from b12x_overlay import bootstrap, paths
 
 A = b"".join(b"line %d\n" % i for i in range(1, 41))
 B = b"import os\n\n\ndef run():\n    return 1\n\n\ndef stop():\n    return 2\n"
@@ -43,3 +44,10 @@ def tree(tmp_path: Path, series: Series) -> Path:
 def site(tmp_path: Path, series: Series) -> Path:
     """An installed package in its original state."""
     return lay_installed(tmp_path / "site-packages", series.base)
+
+
+@pytest.fixture(scope="session")
+def build() -> Path:
+    """The build folder of this repository: it keeps the environment `apply` between test runs."""
+    bootstrap.ensure("apply")
+    return paths.build_dir()

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -50,6 +51,13 @@ def fetched(made: Project, series: Series) -> Path:
     path = sdist(made.root / "build/sources", series.base)
     pin(made, path)
     return path
+
+
+def all_but_apply(folder: str, names: list[str]) -> set[str]:
+    """For copytree: of all environments only the command's own is copied."""
+    return {
+        name for name in names if Path(folder).name == "venvs" and not name.startswith("apply-")
+    }
 
 
 def pin(made: Project, path: Path) -> None:
@@ -141,6 +149,16 @@ class TestWithoutTarget:
         assert "sha256" in result.err
         assert f"rm {fetched}" in result.err
         assert not (made.root / "build/sources/vllm-0.33.0").exists()
+
+    def test_without_network_it_says_what_to_do(self, made: Project, build: Path) -> None:
+        shutil.copytree(
+            build / "venvs", made.root / "build/venvs", symlinks=True, ignore=all_but_apply
+        )
+        result = made.run(env={"PIP_INDEX_URL": "http://127.0.0.1:9/simple/"})
+        assert result.code == 4
+        assert "cannot fetch from http://127.0.0.1:9/simple/" in result.err
+        assert str(made.root / "build/sources") in result.err
+        assert list((made.root / "build/sources").iterdir()) == []
 
     @pytest.mark.parametrize(
         "kind", ["symlink", "hardlink", "dots", "absolute", "second", "device"]

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from apply.conftest import A
 from apply.factory import REPO, Project, Series, contents, lay, place, snapshot
-from b12x_overlay import bootstrap, paths
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -30,13 +29,6 @@ def identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = place(tmp_path, "gitconfig", CONFIG.encode())
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-
-
-@pytest.fixture(scope="session")
-def build() -> Path:
-    """The build folder of this repository: it keeps the environment `apply` between test runs."""
-    bootstrap.ensure("apply")
-    return paths.build_dir()
 
 
 @pytest.fixture

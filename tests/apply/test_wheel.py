@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import struct
 import subprocess
 import zipfile
 from pathlib import Path
@@ -106,6 +108,46 @@ def test_the_same_input_gives_the_same_bytes(made: Project, original: Path, tmp_
         patched(made, original, tmp_path / "two"),
     )
     assert first.read_bytes() == second.read_bytes()
+
+
+class Pipe(io.RawIOBase):
+    """A stream that cannot seek: zipfile then writes sizes behind the data, as some wheel builders do."""
+
+    def __init__(self, out: io.BufferedWriter) -> None:
+        self.out = out
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        return self.out.write(data)  # type: ignore[arg-type]
+
+
+def test_a_streamed_wheel_gets_plain_headers(made: Project, original: Path, tmp_path: Path) -> None:
+    streamed = tmp_path / "streamed" / original.name
+    streamed.parent.mkdir()
+    with (
+        zipfile.ZipFile(original) as old,
+        streamed.open("wb") as out,
+        zipfile.ZipFile(Pipe(out), "w") as new,
+    ):  # type: ignore[arg-type]
+        for member in old.infolist():
+            new.writestr(member, old.read(member))
+    with zipfile.ZipFile(streamed) as archive:
+        assert all(member.flag_bits & 0x08 for member in archive.infolist())
+    result = patched(made, streamed, tmp_path / "out")
+    data = result.read_bytes()
+    end = 0
+    with zipfile.ZipFile(result) as archive:
+        assert archive.testzip() is None
+        for member in archive.infolist():  # back to back, each local header like its central one
+            assert member.header_offset == end
+            head = struct.unpack("<4s5H3L2H", data[end : end + 30])
+            assert head[2] == member.flag_bits
+            assert not member.flag_bits & 0x08
+            assert head[6:9] == (member.CRC, member.compress_size, member.file_size)
+            assert data[end + 30 : end + 30 + head[9]].decode() == member.filename
+            end += 30 + head[9] + head[10] + member.compress_size
 
 
 def test_reading_verbs_and_dry_run(made: Project, original: Path, tmp_path: Path) -> None:

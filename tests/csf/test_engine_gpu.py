@@ -43,9 +43,9 @@ RAISE_ABOVE = {"VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD": "8"}
 
 
 def run(
-    tmp_path: Any, runner: str, ways: dict[str, Any], env: dict[str, str] | None = None, **more: Any
+    tmp_path: Any, runner: str, ways: dict[str, Any], env: dict[str, str] | None = None
 ) -> dict:
-    spec = {"model": str(tmp_path / "model"), "runner": runner, "ways": ways, **more}
+    spec = {"folder": str(tmp_path), "runner": runner, "ways": ways}
     path = tmp_path / "spec.json"
     path.write_text(json.dumps(spec))
     process = subprocess.run(
@@ -66,8 +66,7 @@ def test_w4a16_logits_are_bit_equal_in_line_and_ahead(tmp_path, runner: str) -> 
     assert found["ahead"]["ahead"] > 0
     assert found["in line"]["ahead"] == 0
     # Without compression the layer runs b12x's packed kernels, which sum in another order.
-    assert found["off"]["largest_difference"] is not None
-    assert found["off"]["largest_difference"] < 0.05
+    assert found["off"]["first_step_difference"] < 0.05
 
 
 def test_a4_prefill_over_compressed_scales(tmp_path) -> None:
@@ -76,14 +75,18 @@ def test_a4_prefill_over_compressed_scales(tmp_path) -> None:
     assert all(way["finite"] for way in found.values())
     assert found["ahead"]["ahead"] > 0
     for way in ("in line", "ahead"):  # the dynamic kernel's results differ from run to run
-        assert found[way]["largest_difference"] < 0.2
+        assert found[way]["first_step_difference"] < 0.2
 
 
 def test_capture_reload_replay(tmp_path) -> None:
     graphs = {"env": ON, "enforce_eager": False}
-    ways = {"eager": {"env": ON}, "graphs": graphs}
-    found = run(tmp_path, "v2", ways, reload=str(tmp_path / "other"))
-    assert found["graphs"]["tokens"] == found["eager"]["tokens"]
-    assert found["graphs"]["reloaded_tokens"] == found["eager"]["reloaded_tokens"]
-    assert found["graphs"]["reloaded_logits"] != found["graphs"]["logits"]
-    assert found["graphs"]["largest_difference"] < 0.05
+    ways = {
+        "eager": {"env": ON},
+        "reloaded": {**graphs, "reload": True},
+        "fresh": {**graphs, "model": "other"},
+    }
+    found = run(tmp_path, "v2", ways)
+    assert found["reloaded"]["first_step_difference"] < 0.05
+    # Graphs captured over the first weights' addresses serve the second weights exactly as graphs of their own do.
+    assert found["reloaded"]["reloaded_logits"] == found["fresh"]["logits"]
+    assert found["fresh"]["logits"] != found["reloaded"]["logits"]

@@ -440,10 +440,10 @@ def test_a_raised_pass_ends_on_the_main_stream_after_an_exception() -> None:
 def test_a_nested_pass_is_not_raised_twice_and_lowers_nothing() -> None:
     model = Model(2, raise_above=256)
     with model.forward():
-        model.moe(0)
         with model.forward():
-            pass
+            model.moe(0)
         assert model.streams.current == "raised"
+        model.moe(0)
         model.moe(1)
     assert model.streams.log.count("raise") == model.streams.log.count("lower") == 1
     assert model.owner.prefetched == 1

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gpu.timing import Spread, device_time, versions
+from gpu.timing import Spread, device_time, host_time, versions
 
 ROW_TYPES = Path(__file__).resolve().parents[2] / "overlay/vllm/v1/worker/moe_row_types.py"
 
@@ -105,8 +105,9 @@ def ranges(rows: int = 1024, parts: tuple[int, ...] = (1, 4, 16, 64)) -> None:
 
         variants[f"{count} ranges"] = run
     print(f"# one MoE call of {rows} rows, {size}, by number of ranges. {versions()}")
+    host = host_time(variants, calls=3, repetitions=7)
     for name, spread in device_time(variants, calls=3, repetitions=11).items():
-        print(f"{name:18s} {spread} us", flush=True)
+        print(f"{name:18s} between events {spread} us, host {host[name]} us", flush=True)
 
 
 COMMANDS = {"typing": typing, "ranges": ranges}

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small vLLM engine on the GPU, in every way to serve one checkpoint: ``python -m gpu.engine SPEC.json`` prints JSON.
 
-The spec: ``model`` (folder, made if it does not exist), ``runner`` ("v1" or "v2"), ``ways`` (name to options: ``env``
-for environment variables read at load, the rest for ``vllm.LLM``), ``reload`` (optional second checkpoint). Each way
-serves the same prompts; its result has the SHA-256 of all logits, the largest logit difference to the first way, greedy
-tokens, and how often scales were expanded ahead and in line.
+The spec: ``folder`` (two checkpoints, ``model`` and ``other``, are made in it), ``runner`` ("v1" or "v2"), ``ways``
+(name to options: ``env`` for environment variables read at load, ``model`` which checkpoint, ``reload`` whether to load
+the other one's weights afterwards and serve again; the rest for ``vllm.LLM``). Each way serves the same prompts; its
+result has the SHA-256 of all logits, how far those of the first step are from the first way's, greedy tokens, and how
+often scales were expanded ahead and in line.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PROMPTS = [
     list(range(100, 120)),
     list(range(1, 61)),
 ]
-MODEL_SEED, OTHER_SEED = 0, 7
+SEEDS = {"model": 0, "other": 7}
 
 
 def serve(spec: dict[str, Any]) -> dict[str, Any]:
@@ -44,12 +45,10 @@ def serve(spec: dict[str, Any]) -> dict[str, Any]:
     vllm_stubs.install()
     from csf import checkpoints
 
-    folders = {}
-    for key, seed in (("model", MODEL_SEED), ("reload", OTHER_SEED)):
-        if key in spec:
-            folders[key] = Path(spec[key])
-            if not folders[key].exists():
-                checkpoints.write(folders[key], mtp_layer=False, seed=seed)
+    folders = {name: Path(spec["folder"]) / name for name in SEEDS}
+    for name, folder in folders.items():
+        if not folder.exists():
+            checkpoints.write(folder, mtp_layer=False, seed=SEEDS[name])
     results: dict[str, Any] = {}
     first: list[Any] | None = None
     for name, options in spec["ways"].items():
@@ -57,7 +56,7 @@ def serve(spec: dict[str, Any]) -> dict[str, Any]:
         results[name], logits = _serve_one(folders, dict(options))
         if first is None:
             first = logits
-        results[name]["largest_difference"] = _largest_difference(first, logits)
+        results[name]["first_step_difference"] = _difference(first[0], logits[0])
         results[name]["seconds"] = round(time.monotonic() - start, 1)
         print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
     return results
@@ -71,13 +70,14 @@ def _serve_one(
     from vllm.model_executor.layers.quantization.nvfp4_csf import settings as csf_settings
 
     os.environ.update(options.pop("env", {}))
+    model_name, reload = options.pop("model", "model"), options.pop("reload", False)
     csf_settings.get_settings.cache_clear()
     eager = options.setdefault("enforce_eager", True)
     compilation: dict[str, Any] = {"custom_ops": ["none"], "mode": 0}
     if not eager:
         compilation["cudagraph_capture_sizes"] = [1, 2, 4, 8]
     llm = LLM(
-        model=str(folders["model"]), skip_tokenizer_init=True, max_model_len=256, max_num_batched_tokens=64,
+        model=str(folders[model_name]), skip_tokenizer_init=True, max_model_len=256, max_num_batched_tokens=64,
         max_num_seqs=8, gpu_memory_utilization=0.2, num_gpu_blocks_override=64, disable_log_stats=True, seed=0,
         kernel_config={"moe_backend": "b12x", "ir_op_priority": {"rms_norm": "native", "fused_add_rms_norm": "native"}},
         attention_config={"backend": "TRITON_ATTN"}, compilation_config=compilation, **options,
@@ -106,9 +106,9 @@ def _serve_one(
         "finite": _finite(logits),
     }
     seen = list(logits)
-    if "reload" in folders:
+    if reload:
         logits.clear()
-        llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folders["reload"])})
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folders["other"])})
         llm.reset_prefix_cache()
         result |= {"reloaded_tokens": generate(), "reloaded_logits": _digest(logits)}
     result |= _expansions(model)
@@ -140,12 +140,11 @@ def _finite(logits: list[Any]) -> bool:
     return bool(logits) and all(bool(tensor.isfinite().all()) for tensor in logits)
 
 
-def _largest_difference(first: list[Any], other: list[Any]) -> float | None:
-    """Largest absolute difference as a share of the largest logit; None where steps differ in shape."""
-    if [tensor.shape for tensor in first] != [tensor.shape for tensor in other]:
+def _difference(first: Any, other: Any) -> float | None:
+    """Largest absolute difference as a share of the largest logit; None where the steps differ in shape."""
+    if first.shape != other.shape:
         return None
-    size = max(float(tensor.abs().max()) for tensor in first)
-    return max(float((a - b).abs().max()) for a, b in zip(first, other, strict=True)) / size
+    return float((first - other).abs().max() / first.abs().max())
 
 
 def main() -> None:

@@ -31,9 +31,11 @@ _scales: dict[str, Any] = {}
 
 
 def install() -> None:
-    """Make the changes, once."""
+    """Make the changes, once, on a Hopper device (or without any, to compile for one). Elsewhere nothing is changed."""
     global _installed
-    if _installed:
+    import torch
+
+    if _installed or (torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9):
         return
     _installed = True
     os.environ["B12X_COMPILE_CACHE_DIR"] = CACHE

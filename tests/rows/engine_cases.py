@@ -362,23 +362,32 @@ def row_typer_of_an_engine(arm: bool = True) -> dict[str, Any]:
 
     if arm:
         moe_row_types.note_armed_layer()
-    llm = engine.llm(algo="W4A16_NVFP4")
-    runner = engine.runner(llm)
-    batch = _BatchV1(runner)
-    seen = []
-    eager = []
+    seen: list[Any] = []
+    eager: list[bool | None] = []
 
     def launch(**call: Any) -> None:
-        from vllm.forward_context import get_forward_context
+        from vllm.forward_context import get_forward_context, is_forward_context_available
 
         call["output"].copy_(call["hidden_states"])
-        seen.append(get_forward_context().moe_row_types)
-        eager.append(batch.eager)
+        seen.append(get_forward_context().moe_row_types if is_forward_context_available() else None)
 
     engine.replace_launch(launch)
+    llm = engine.llm(algo="W4A16_NVFP4", compilation_config={"mode": 0})
+    runner = engine.runner(llm)
+    runner._dummy_run(16)  # as profiling, warm-up and capture do
+    at_start, seen = seen, []
+    batch = _BatchV1(runner)
+
+    def watched(**call: Any) -> None:
+        launch(**call)
+        eager.append(batch.eager)
+
+    engine.replace_launch(watched)
     engine.generate(llm, [prompt(n, n) for n in (5, 40)], max_tokens=3)
     return {
         "typer": runner.moe_row_typer is not None,
+        "calls_at_start": len(at_start),
+        "with_row_types_at_start": sum(row_types is not None for row_types in at_start),
         "calls": len(seen),
         "with_row_types": sum(row_types is not None for row_types in seen),
         "eager_steps": sum(map(bool, eager)),

@@ -148,6 +148,22 @@ def test_replay_layers_are_in_deepseek_v41_only() -> None:
     assert users == {"deepseek_v41"}
 
 
+def test_only_the_two_runners_give_row_types() -> None:
+    """Every other forward (drafters, dummy runs, encoders) sets its context without them."""
+    from support.paths import site
+
+    givers = {
+        str(path.relative_to(site("patched") / "vllm"))
+        for path in (site("patched") / "vllm").rglob("*.py")
+        if "moe_row_types=" in path.read_text(encoding="utf-8")
+    }
+    assert givers == {
+        "forward_context.py",
+        "v1/worker/gpu_model_runner.py",
+        "v1/worker/gpu/model_runner.py",
+    }
+
+
 def v1_batch(computed: list[int], prompt: list[int]) -> Any:
     class Unreadable:
         """A device tensor: any use of it fails."""

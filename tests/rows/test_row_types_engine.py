@@ -79,6 +79,13 @@ def test_a_model_without_armed_layers_gets_no_row_types() -> None:
     assert result["eager_steps"] == 0
 
 
+def test_warm_up_and_dummy_runs_carry_no_row_types() -> None:
+    result = run_child("rows.engine_cases:row_typer_of_an_engine", env=ARMED)
+    assert result["calls_at_start"] > 0
+    assert result["with_row_types_at_start"] == 0
+    assert result["with_row_types"] > 0
+
+
 def test_the_comparison_can_fail() -> None:
     """A rule that forgets the one-token tails is found out by the same run."""
     with pytest.raises(ChildError, match="AssertionError"):

@@ -232,7 +232,7 @@ def _source(url: str) -> Source:
     revision, epoch = _git("rev-parse", "HEAD"), _git("log", "-1", "--format=%ct")
     if not revision or not epoch:
         notes.append(
-            "this is no git checkout: the revision is not known"
+            "git reads no commit here (no checkout, or another owner's): the revision is not known"
             + ("" if given else ", the date is today's")
         )
         today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)

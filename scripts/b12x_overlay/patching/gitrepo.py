@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -107,6 +108,13 @@ def open_checkout(root: Path) -> Checkout:
     if checkout.git_dir(root) is None:
         raise CommandError(f"{root} is not the top folder of a git checkout", reason="no-checkout")
     checkout.refuse_unfinished(root)
+    if shutil.which("git") is None:
+        raise CommandError(
+            "git is not installed",
+            code=ExitCode.FAILED,
+            reason="no-git",
+            hint="apt-get install git",
+        )
     bootstrap.reexec("apply")
     for name in list(
         os.environ

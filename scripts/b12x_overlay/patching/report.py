@@ -77,6 +77,8 @@ def as_json(
 def advice(outcome: Outcome, patch_set: PatchSet) -> str:
     """What to do about the target's state."""
     state = outcome.judgement.state
+    if outcome.code is ExitCode.OK:
+        return "nothing to do"
     if outcome.problems:
         state = max((file.state for file in outcome.problems), key=list(State).index)
     if outcome.problems and any(file.role == "overlay" for file in outcome.problems):

@@ -63,8 +63,9 @@ def command(args: argparse.Namespace, console: Console, patch_set: PatchSet) -> 
         target = _target(path, archive)
         seen = survey(target, patch_set, target.version)
         outcome = _outcome(args.verb, target, seen)
-        outcome.notes.append(_origin(path, patch_set))
-        next_step = ""
+        if outcome.judgement.state is not State.APPLIED:
+            outcome.notes.append(_origin(path, patch_set))
+        next_step = f"pip install --no-deps {path}" if outcome.code is ExitCode.OK else ""
         if args.verb == "apply" and outcome.code is ExitCode.OK and outcome.changed:
             result = (args.output or build_dir() / "wheels") / _new_name(path, patch_set)
             next_step = f"pip install --no-deps {result}"
@@ -76,8 +77,6 @@ def command(args: argparse.Namespace, console: Console, patch_set: PatchSet) -> 
                 write(target, changes, result, patch_set, console)
                 outcome.notes.append(f"wrote {result}")
                 outcome.judgement = judge(_resurvey(result, patch_set))
-        elif args.verb == "apply" and outcome.code is ExitCode.OK:
-            next_step = f"pip install --no-deps {path}"
         described = {"kind": "wheel", "path": str(path), "version": target.version}
         report.show(console, outcome, patch_set, described, next_step)
         return int(outcome.code)
