@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
 from apply.conftest import A
 from apply.factory import REPO, Project, Series, contents, lay, place, snapshot
+from b12x_overlay.patching import patchset
+from support import paths as places
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -329,26 +332,22 @@ class TestExport:
 
 
 def test_this_repositorys_patches_are_what_export_writes(build: Path, tmp_path: Path) -> None:
-    """The real set on the real files: apply --commit, then export finds nothing to change."""
-    from b12x_overlay.patching import patchset
-    from support import paths as places
-
-    stock = places.TEST_ENV / "stock"
-    if not stock.is_dir():
-        pytest.skip(f"{stock} is missing; scripts/test makes it")
+    """The real set on the pinned source distribution's files: apply --commit, then export finds nothing to change."""
     loaded = patchset.load(REPO / "patches", REPO / "overlay")
-    checkout = lay(
-        tmp_path / "checkout", {path: (stock / path).read_bytes() for path in loaded.chains}
-    )
+    archive = places.SOURCES / loaded.pin.sdist.filename
+    if not archive.exists():
+        pytest.skip(f"{archive} is missing; scripts/test fetches it")
+    checkout = lay(tmp_path / "checkout", {})
+    with tarfile.open(archive, "r|gz") as tar:
+        for member in tar:
+            path = member.name.partition("/")[2]
+            if path in loaded.chains and (stream := tar.extractfile(member)):
+                place(checkout, path, stream.read(), 0o755 if member.mode & 0o100 else 0o644)
     git(checkout, "init", "--quiet")
     git(checkout, "add", "--all")
     git(checkout, "commit", "--quiet", "--message", "vLLM")
-    command = [str(REPO / "scripts/apply-patches")]
+    command = str(REPO / "scripts/apply-patches")
     for args in (["--commit"], ["export", "--dry-run"]):
-        done = subprocess.run(
-            [*command, *args, "--target", str(checkout)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        words = [command, *args, "--target", str(checkout)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
