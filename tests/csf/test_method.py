@@ -211,6 +211,52 @@ def test_draft_and_target_share_nothing(csf, way: str) -> None:
     csf.owner._open.append(csf.scope)
 
 
+def test_a_draft_model_is_not_compressed_at_load(csf) -> None:
+    """Its few layers would save less than a scratch of their own takes."""
+    csf.owner._open.clear()
+    with csf.owner.owner_scope(is_draft=True):
+        layer = csf.layers.make_compressing()
+        assert type(layer.quant_method).__name__ == "ModelOptNvFp4FusedMoE"
+        assert csf.layers.make_streams().nvfp4_csf.owner.is_draft
+    csf.owner._open.append(csf.scope)
+
+
+@pytest.mark.parametrize(("intermediate", "ranks"), [(128, 1), (128, 2), (288, 3), (384, 8)])
+def test_every_rank_computes_what_it_computes_from_plain_scales(
+    csf, monkeypatch, intermediate, ranks
+) -> None:
+    """288 over 3 ranks is 96 each, padded to 128; 384 over 8 is 48 each, which cuts pairs of nibbles."""
+    from dataclasses import replace
+
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEParallelConfig
+
+    geometry = replace(csf.layers.SMALL, I=intermediate)
+    tensors = csf.layers.checkpoint_tensors(geometry)
+    for rank in {0, ranks // 2, ranks - 1}:
+        parallel = replace(FusedMoEParallelConfig.make_no_parallel(), tp_size=ranks, tp_rank=rank)
+        more = {"geometry": geometry, "moe": {"moe_parallel_config": parallel}}
+        monkeypatch.setenv("VLLM_B12X_CSF_COMPRESS", "1")
+        forget_settings()
+        layers = [
+            csf.layers.load(csf.layers.make_streams(**more), csf.layers.as_streams(tensors)),
+            csf.layers.load(csf.layers.make_compressing(**more), tensors, process=False),
+        ]
+        monkeypatch.setenv("VLLM_B12X_CSF_COMPRESS", "0")
+        forget_settings()
+        plain = csf.layers.load(csf.layers.make_ordinary(**more), tensors)
+        assert type(plain.quant_method).__name__ == "ModelOptNvFp4FusedMoE"
+        wanted = run(csf, plain, prefill=False)
+        for layer in layers:
+            layer.nvfp4_csf.owner._scales = None  # this scope goes on growing
+            assert torch.equal(run(csf, layer, prefill=False), wanted)
+
+
+def forget_settings() -> None:
+    from vllm.model_executor.layers.quantization.nvfp4_csf import settings
+
+    settings.get_settings.cache_clear()
+
+
 def test_layers_outside_a_model_are_refused(csf) -> None:
     csf.owner._open.clear()
     with pytest.raises(RuntimeError, match="inside initialize_model"):

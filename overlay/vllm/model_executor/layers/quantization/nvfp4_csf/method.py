@@ -189,7 +189,8 @@ def for_layer(method: Any, quant_config: Any, prefix: str) -> Any:
                 "checkpoint, without --quantization overrides."
             )
         made: type[CsfModelOptNvFp4FusedMoE] = CsfStreamsModelOptNvFp4FusedMoE
-    elif get_settings().compress and is_nvfp4:
+    elif get_settings().compress and is_nvfp4 and not current_owner().is_draft:
+        # A draft model has a layer or two: a scratch of its own would take more than compression gives.
         made = CsfCompressingModelOptNvFp4FusedMoE
     else:
         return method

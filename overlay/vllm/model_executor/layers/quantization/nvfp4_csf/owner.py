@@ -22,7 +22,7 @@ from vllm.distributed import parallel_state
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.nvfp4_csf.planes import PlaneGeometry
 from vllm.model_executor.layers.quantization.nvfp4_csf.prefetch import LayerScales, ScaleScratch
-from vllm.model_executor.layers.quantization.nvfp4_csf.settings import get_settings
+from vllm.model_executor.layers.quantization.nvfp4_csf.settings import COMPRESS, get_settings
 from vllm.model_executor.layers.quantization.nvfp4_csf.streams import stream_ops
 
 if TYPE_CHECKING:
@@ -132,8 +132,13 @@ def with_owner(initialize_model: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(initialize_model)
     def initialize(vllm_config: Any, *, model_config: Any = None, **kwargs: Any) -> Any:
         used = model_config or vllm_config.model_config
-        with owner_scope(getattr(used, "runner_type", None) == "draft"):
-            return initialize_model(vllm_config, model_config=model_config, **kwargs)
+        with owner_scope(getattr(used, "runner_type", None) == "draft") as owner:
+            model = initialize_model(vllm_config, model_config=model_config, **kwargs)
+        if get_settings().compress and not owner.layers and not owner.is_draft:
+            logger.warning(
+                "%s is set, but the model has no NVFP4 MoE layers: nothing is compressed.", COMPRESS
+            )
+        return model
 
     return initialize
 
