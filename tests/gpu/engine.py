@@ -79,7 +79,7 @@ def _serve_one(
     llm = LLM(
         model=str(folders[model_name]), skip_tokenizer_init=True, max_model_len=256, max_num_batched_tokens=64,
         max_num_seqs=8, gpu_memory_utilization=0.2, num_gpu_blocks_override=64, disable_log_stats=True, seed=0,
-        kernel_config={"moe_backend": "b12x", "ir_op_priority": {"rms_norm": "native", "fused_add_rms_norm": "native"}},
+        kernel_config={"moe_backend": "b12x", "enable_flashinfer_autotune": False, "ir_op_priority": {"rms_norm": "native", "fused_add_rms_norm": "native"}},
         attention_config={"backend": "TRITON_ATTN"}, compilation_config=compilation, **options,
     )  # fmt: skip
     model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
