@@ -27,7 +27,9 @@ def csf(vllm, monkeypatch):
     from vllm.model_executor.layers.fused_moe.b12x_a4 import plans, provider
     from vllm.model_executor.layers.fused_moe.b12x_a4 import settings as a4_settings
     from vllm.model_executor.layers.quantization.nvfp4_csf import inventory, owner, settings
+    from vllm.v1.worker.moe_row_types import RowTyper
 
+    monkeypatch.setattr(RowTyper, "armed", False)
     everything = SimpleNamespace(layers=frozenset((False, n) for n in range(8)))
     monkeypatch.setattr(inventory, "take_inventory", lambda checkpoint: everything)
     real = accessors._B12X_SUBMODULES["b12x.moe.fused_moe"]
@@ -139,6 +141,18 @@ def test_layers_over_one_scratch_give_what_plain_scales_give(
     if armed:
         modes = {launch.quant_mode for launch in csf.b12x.launches}
         assert modes == {"nvfp4", "w4a16"}
+
+
+def test_packed_weights_are_not_kept_beside_compressed_scales(csf, monkeypatch) -> None:
+    """They would copy plain scales; the layer must not keep them because the switch is on."""
+    from vllm.model_executor.layers.fused_moe.b12x_a4 import settings
+
+    monkeypatch.setenv(settings.KEEP_PACKED, "1")
+    csf.arm(True)
+    layer = loaded(csf, "compress")
+    assert layer.b12x_dual_plan.scales is not None
+    assert not layer.b12x_dual_plan.keep_packed
+    assert csf.harness.experts_of(layer)._packed_experts is None
 
 
 @WAYS

@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 from vllm.config import get_current_vllm_config_or_none
+from vllm.logger import init_logger
 from vllm.model_executor.layers.fused_moe.b12x_a4.arming import arm_layer
 from vllm.model_executor.layers.fused_moe.b12x_a4.dual_plan import ATTRIBUTE as DUAL_PLAN
 from vllm.model_executor.layers.fused_moe.b12x_a4.dual_plan import DualPlan, set_dual_plan
+from vllm.model_executor.layers.fused_moe.b12x_a4.settings import KEEP_PACKED
 from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4FusedMoE
 from vllm.model_executor.layers.quantization.nvfp4_csf.encoder import encode
 from vllm.model_executor.layers.quantization.nvfp4_csf.layer import ATTRIBUTE, CsfLayer
@@ -38,6 +40,8 @@ from vllm.model_executor.model_loader.reload.layerwise import initialize_online_
 from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor
 from vllm.model_executor.utils import replace_parameter
 from vllm.v1.worker.moe_row_types import note_armed_layer
+
+logger = init_logger(__name__)
 
 _DONE = "_already_called_process_weights_after_loading"
 _SCALES = ("w13_weight_scale", "w2_weight_scale")
@@ -233,6 +237,10 @@ def _point_at(layer: Any, name: str, scratch: torch.Tensor) -> None:
 def _use_dual_plan(layer: Any, csf: CsfLayer) -> None:
     armed: DualPlan | None = getattr(layer, DUAL_PLAN, None)
     scales = armed.scales if armed is not None else None
+    if armed is not None and armed.keep_packed:
+        logger.warning_once(
+            "%s has no effect: packed weights would hold plain scales.", KEEP_PACKED
+        )
     set_dual_plan(layer, DualPlan(csf.name, scales, external_block_scales=True, hooks=csf))
     if get_settings().prefetch:
         note_armed_layer()  # the prefetch runs in steps with prefill rows only
