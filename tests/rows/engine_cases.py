@@ -341,6 +341,58 @@ def _simple_drafts_v2() -> None:
         NgramGPUSpeculator.propose = propose
 
 
+class ModeRecorder(Recorder):
+    """Also decides from each layer's output which rows ran A4: the stand-in for b12x's launch negates them."""
+
+    def launch(self, **call: Any) -> None:
+        a4 = call["plan"].caps.quant_mode == "nvfp4"
+        call["output"].copy_(-call["hidden_states"] if a4 else call["hidden_states"])
+
+    def watch(self, llm: Any) -> None:
+        super().watch(llm)
+        for experts in self.engine.experts(llm):
+            experts.apply = self._watched(experts.apply)
+
+    def _watched(self, apply: Any) -> Any:
+        import inspect
+
+        from vllm.forward_context import get_forward_context
+
+        signature = inspect.signature(apply)
+
+        def watched(*args: Any, **kwargs: Any) -> None:
+            given = signature.bind(*args, **kwargs).arguments
+            rows = given["hidden_states"].clone()
+            apply(*args, **kwargs)
+            self._check(rows.shape[0], get_forward_context().moe_row_types)
+            step = self.steps[-1]
+            wanted = [t for name in self.batch.req_ids() for t in step[name].row_types()]
+            for row, (before, after) in enumerate(zip(rows, given["output"], strict=True)):
+                assert before.any()
+                ran_a4 = row < len(wanted) and wanted[row]
+                assert after.equal(-before if ran_a4 else before), (row, wanted)
+
+        return watched
+
+
+def modes_of_armed_layers() -> dict[str, Any]:
+    """A calibrated checkpoint served W4A16, real b12x plans: the rows that each layer really launches in A4."""
+    engine = cpu_engine.start()
+    _forbid_reads_in_typer()
+    llm = engine.llm(
+        algo="NVFP4", enable_prefix_caching=False, num_gpu_blocks_override=8, max_model_len=128
+    )
+    recorder = ModeRecorder(engine)
+    recorder.watch(llm)
+    tokens = engine.generate(
+        llm, [prompt(n, n) for n in (5, 40, 3, 20, 60, 1, 33, 97)], max_tokens=3
+    )
+    tokens += engine.generate(llm, [prompt(n, n) for n in (20, 25, 31, 18)], max_tokens=20)
+    result = recorder.result(tokens)
+    result["armed"] = [type(experts).__name__ for experts in engine.experts(llm)]
+    return result
+
+
 def without_one_token_rule() -> dict[str, Any]:
     """``chunks_and_preemption`` with a broken rule, which it must notice."""
     cpu_engine.start()

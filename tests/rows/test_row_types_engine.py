@@ -36,9 +36,9 @@ PREFIX_HITS_AND_DRAFTS = {
 }
 
 
-def run(case: str, runner: str, **env: str) -> dict[str, Any]:
+def run(case: str, runner: str, provider: str = "b12x-flashinfer", **env: str) -> dict[str, Any]:
     result: dict[str, Any] = run_child(
-        f"rows.engine_cases:{case}", env={**ARMED, **RUNNERS[runner], **env}
+        f"rows.engine_cases:{case}", provider=provider, env={**ARMED, **RUNNERS[runner], **env}
     )
     assert result["runner"] == runner
     # No step went unseen: both MoE layers were called for every prefill row that was scheduled.
@@ -58,6 +58,20 @@ def test_prefix_hits_and_speculation_with_the_eager_switch(runner: str) -> None:
     """With the switch on, exactly the steps with prefill rows are dispatched without CUDA graphs."""
     result = run("prefix_hits_and_drafts", runner, **EAGER)
     assert set(result["kinds"]) >= PREFIX_HITS_AND_DRAFTS
+
+
+@pytest.mark.parametrize(("runner", "provider"), [("V1", "b12x-flashinfer"), ("V2", "b12x-pypi")])
+def test_armed_layers_launch_a4_for_prefill_rows_only(runner: str, provider: str) -> None:
+    """From checkpoint flags to launches: arming, real b12x plans, splitting; only the kernel itself is replaced."""
+    result = run("modes_of_armed_layers", runner, provider, VLLM_B12X_MOE_FP4_FORCE_A16="1")
+    assert result["armed"] == ["DualPlanExperts"] * 2
+    assert set(result["kinds"]) >= {
+        "mixed step",
+        "decode",
+        "later chunk",
+        "resumed inside the prompt",
+    }
+    assert "2 of 2 MoE layers armed" in result["log"]
 
 
 def test_off_is_off() -> None:
