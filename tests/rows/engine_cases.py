@@ -407,13 +407,25 @@ def without_one_token_rule() -> dict[str, Any]:
     return chunks_and_preemption()
 
 
-def row_typer_of_an_engine(arm: bool = True) -> dict[str, Any]:
-    """Whether the runner has a row typer, and what its MoE calls and dispatches carry."""
+def row_typers() -> dict[str, dict[str, Any]]:
+    """Three engines: the variable unset, set without an armed layer, set with one."""
     engine = cpu_engine.start()
-    from vllm.v1.worker import moe_row_types
+    from vllm.model_executor.layers.fused_moe.b12x_a4.settings import ARM, get_settings
+    from vllm.v1.worker.moe_row_types import RowTyper
 
-    if arm:
-        moe_row_types.note_armed_layer()
+    result = {}
+    for name, value, armed in (("off", None, True), ("none armed", "1", False), ("on", "1", True)):
+        os.environ.pop(ARM, None)
+        if value is not None:
+            os.environ[ARM] = value
+        get_settings.cache_clear()
+        RowTyper.armed = armed
+        result[name] = _row_typer_of(engine)
+    return result
+
+
+def _row_typer_of(engine: cpu_engine.Engine) -> dict[str, Any]:
+    """Whether the runner has a row typer, and what its dummy and real MoE calls and its dispatches carry."""
     seen: list[Any] = []
     eager: list[bool | None] = []
 
@@ -424,10 +436,11 @@ def row_typer_of_an_engine(arm: bool = True) -> dict[str, Any]:
         seen.append(get_forward_context().moe_row_types if is_forward_context_available() else None)
 
     engine.replace_launch(launch)
-    llm = engine.llm(algo="W4A16_NVFP4", compilation_config={"mode": 0})
+    llm = engine.llm(algo="W4A16_NVFP4")
     runner = engine.runner(llm)
     runner._dummy_run(16)  # as profiling, warm-up and capture do
-    at_start, seen = seen, []
+    at_start = list(seen)
+    seen.clear()
     batch = _BatchV1(runner)
 
     def watched(**call: Any) -> None:
@@ -436,7 +449,7 @@ def row_typer_of_an_engine(arm: bool = True) -> dict[str, Any]:
 
     engine.replace_launch(watched)
     engine.generate(llm, [prompt(n, n) for n in (5, 40)], max_tokens=3)
-    return {
+    result = {
         "typer": runner.moe_row_typer is not None,
         "calls_at_start": len(at_start),
         "with_row_types_at_start": sum(row_types is not None for row_types in at_start),
@@ -444,3 +457,12 @@ def row_typer_of_an_engine(arm: bool = True) -> dict[str, Any]:
         "with_row_types": sum(row_types is not None for row_types in seen),
         "eager_steps": sum(map(bool, eager)),
     }
+    llm.llm_engine.engine_core.shutdown()
+    from vllm.distributed.parallel_state import (
+        destroy_distributed_environment,
+        destroy_model_parallel,
+    )
+
+    destroy_model_parallel()
+    destroy_distributed_environment()
+    return result

@@ -74,30 +74,17 @@ def test_armed_layers_launch_a4_for_prefill_rows_only(runner: str, provider: str
     assert "2 of 2 MoE layers armed" in result["log"]
 
 
-def test_off_is_off() -> None:
-    """Without the variable there is no row typer, whatever the other switch says."""
-    result = run_child("rows.engine_cases:row_typer_of_an_engine", env=EAGER)
-    assert result["typer"] is False
-    assert result["calls"] > 0
-    assert result["with_row_types"] == 0
-    assert result["eager_steps"] == 0
-
-
-def test_a_model_without_armed_layers_gets_no_row_types() -> None:
-    """The switch is on, but no layer runs A4: steps keep their graphs and carry no row types."""
-    result = run_child(
-        "rows.engine_cases:row_typer_of_an_engine", env={**ARMED, **EAGER}, arm=False
-    )
-    assert result["typer"] is True
-    assert result["with_row_types"] == 0
-    assert result["eager_steps"] == 0
-
-
-def test_warm_up_and_dummy_runs_carry_no_row_types() -> None:
-    result = run_child("rows.engine_cases:row_typer_of_an_engine", env=ARMED)
-    assert result["calls_at_start"] > 0
-    assert result["with_row_types_at_start"] == 0
-    assert result["with_row_types"] > 0
+def test_off_none_armed_and_on() -> None:
+    """Row types and eager dispatch need both the variable and an armed layer; warm-up and dummy runs carry none."""
+    results = run_child("rows.engine_cases:row_typers", env=EAGER)
+    for name in ("off", "none armed", "on"):
+        result = results[name]
+        assert result["typer"] is (name != "off")
+        assert result["calls_at_start"] > 0
+        assert result["with_row_types_at_start"] == 0
+        assert result["calls"] > 0
+        assert bool(result["with_row_types"]) is (name == "on")
+        assert bool(result["eager_steps"]) is (name == "on")
 
 
 def test_the_comparison_can_fail() -> None:
