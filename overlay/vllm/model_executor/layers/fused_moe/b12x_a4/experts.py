@@ -132,6 +132,19 @@ class DualPlanExperts(b12x.B12xExperts):
         nbytes = shared.scratch_nbytes(rows)
         return nbytes if w4a16 is shared else max(nbytes, w4a16.scratch_nbytes(rows))
 
+    def moe_problem_size(
+        self,
+        a1: torch.Tensor,
+        w1: torch.Tensor,
+        w2: torch.Tensor,
+        topk_ids: torch.Tensor,
+    ) -> tuple[int, int, int, int, int]:
+        """``(E, M, N, K, top_k)`` from the prepared weights, as upstream does for weights that it has released."""
+        tokens, hidden_size = a1.shape
+        plan = self._prepared_experts.plan
+        n = plan.intermediate_size * 2  # gate and up
+        return plan.num_experts, tokens, n, hidden_size, topk_ids.shape[1]
+
     def workspace_shapes(
         self,
         M: int,

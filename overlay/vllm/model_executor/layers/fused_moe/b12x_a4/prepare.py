@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.b12x_a4.experts import DualPlanExperts
 
 
+_weight_plans: dict[Any, Any] = {}
+
+
 def prepare_shared_weights(
     experts: DualPlanExperts,
     dual: DualPlan,
@@ -60,6 +63,8 @@ def prepare_shared_weights(
         intermediate_size=int(w2.shape[2]) * 2,
         w13_layout="w13",
     )
+    # One object for equal plans: every bind compares the experts' plan with its own, which is quick when it is the same.
+    plan = _weight_plans.setdefault(plan, plan)
     return fused_moe.prepare_weights(
         plan=plan,
         w1_fp4=w1,
