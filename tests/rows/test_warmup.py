@@ -90,6 +90,23 @@ def test_armed_and_unarmed_layers_of_one_geometry(
         assert sweep(unarmed, harness.SMALL, reference, sizes) == set()
 
 
+def test_dual_plans_with_and_without_activation_scales(
+    armed: None, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One class and geometry, two kinds: a layer without scales (compressed, uncalibrated) must not stand for one that
+    runs A4."""
+    from vllm.model_executor.layers.fused_moe.b12x_a4 import dual_plan
+
+    w4a16_only = harness.make_layer("W4A16_NVFP4", harness.SMALL)
+    harness.fill(w4a16_only, 1, calibrated=False)
+    dual_plan.set_dual_plan(w4a16_only, dual_plan.DualPlan("layer", None))
+    w4a16_only.quant_method.process_weights_after_loading(w4a16_only)
+    layer = harness.load_layer()
+    warm_up(monkeypatch, model_of(w4a16_only, layer))
+    for one in (w4a16_only, layer):
+        assert sweep(one, harness.SMALL, reference, range(1, 20)) == set()
+
+
 def test_off_keeps_upstreams_warm_up(
     switches: Callable[..., None], reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,10 +157,10 @@ def test_real_libraries_decisions_between_the_ends(
     vllm_on_cpu: None, experts: int, hidden: int, n: int, topk: int
 ) -> None:
     """The bundled b12x compiles W4A16's fused kernel per tile choice, which it makes from the rows of the call. Within
-    a capacity no row count chooses what neither end chooses."""
+    a capacity no row count chooses what neither end chooses, so both ends are warmed up and nothing else."""
     from b12x.moe import fused_moe
     from b12x.moe._shared.kernels.w4a16 import kernel as w4a16
-    from vllm.model_executor.layers.fused_moe.b12x_a4 import plans
+    from vllm.model_executor.layers.fused_moe.b12x_a4 import plans, warmup
 
     weight_plan = fused_moe.plan_weights(
         quant_modes=("nvfp4", "w4a16"), source_format="modelopt_nvfp4", activation="silu",
@@ -177,18 +194,18 @@ def test_real_libraries_decisions_between_the_ends(
         8192,
         lambda: False,
     )
-    for fewest, capacity in made.capacities(8192):
-        plan = made.plan("w4a16", capacity)
+
+    def choice(rows: int) -> Any:
+        plan = made.plan("w4a16", rows)
         if plan.caps.decode_config.w4a16_route_mode == "direct":
-            assert fewest == capacity, "direct kernels are compiled per row count"
-            continue
+            return rows  # compiled per row count
         block = plan.launch_plan.execution.route_block_rows
-        ends = {tiles(fewest, block), tiles(capacity, block)}
-        between = {
-            tiles(rows, block)
-            for rows in range(fewest, capacity + 1, max(1, (capacity - fewest) // 16))
-        }
-        assert between <= ends, (capacity, between - ends)
+        return block, tiles(rows, block)
+
+    stand_in = SimpleNamespace(_sets=lambda topk: (made, made), _dual=SimpleNamespace(scales=()))
+    warmed = {choice(rows) for a4, rows in warmup.launch_sizes(stand_in, 8192, topk) if not a4}
+    for rows in (*range(1, 600), *range(600, 8192, 37), 8192):
+        assert choice(rows) in warmed, rows
     large = made.plan("nvfp4", 8192).caps.decode_config
     assert large.nvfp4_share_input
     assert large.nvfp4_materialize_intermediate == (large.dynamic_tile_m == 128 and n % 128 == 0)

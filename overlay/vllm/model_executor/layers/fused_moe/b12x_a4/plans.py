@@ -115,14 +115,14 @@ class PlanSet:
         known = self._scratch_by_edge.get(capacity)
         if known is not None:
             return known
-        largest = 0
+        enough = 0
         for _, edge in self.capacities(capacity):
-            nbytes = self._scratch_by_edge.get(edge)
-            if nbytes is None:
+            before = enough
+            enough = self._scratch_by_edge.get(edge, 0)
+            if not enough:
                 own = (self._scratch_nbytes(self._at_capacity(mode, edge)) for mode in self.modes)
-                nbytes = self._scratch_by_edge[edge] = max(largest, *own)
-            largest = max(largest, nbytes)
-        return largest
+                enough = self._scratch_by_edge[edge] = max(before, *own)
+        return enough
 
     def _at_capacity(self, mode: str, capacity: int) -> Any:
         key = (mode, capacity)
