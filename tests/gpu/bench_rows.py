@@ -3,8 +3,8 @@
 
 * Typing from host arrays beside one read of ``query_start_loc`` from the device, on a step whose forward is still
   running (the read waits for it; that is its cost).
-* One MoE call of 1,024 rows as 1, 4, 16 and 64 alternating A4 and W4A16 ranges beside one W4A16 launch; small layer,
-  real b12x kernels (emulated FP4 on SM90: read the trend, not the microseconds).
+* One MoE call of 1,024 rows as 1, 4, 16 and 64 alternating A4 and W4A16 ranges, as slices and gathered by mode, beside
+  one W4A16 launch; small layer, real b12x kernels (emulated FP4 on SM90: read the trend, not the microseconds).
 """
 
 from __future__ import annotations
@@ -104,10 +104,31 @@ def ranges(rows: int = 1024, parts: tuple[int, ...] = (1, 4, 16, 64)) -> None:
                 prepared.run(mode, piece, target)
 
         variants[f"{count} ranges"] = run
+        if count > 1:
+            variants[f"{count} gathered"] = _gathered(prepared, call, output, step, count)
     print(f"# one MoE call of {rows} rows, {size}, by number of ranges. {versions()}")
     host = host_time(variants, calls=3, repetitions=7)
     for name, spread in device_time(variants, calls=3, repetitions=11).items():
         print(f"{name:18s} between events {spread} us, host {host[name]} us", flush=True)
+
+
+def _gathered(prepared, call, output, step: int, count: int):  # type: ignore[no-untyped-def]
+    """The same ranges as the product runs many of them: rows gathered by mode, two launches, scattered back."""
+    from gpu import moe
+
+    device = call.x.device
+    ranges = torch.arange(step * count, device=device).view(count, step)
+    order = torch.cat((ranges[1::2].flatten(), ranges[0::2].flatten()))
+    split = ranges[1::2].numel()
+
+    def run() -> None:
+        x, ids, weights = (t.index_select(0, order) for t in (call.x, call.ids, call.weights))
+        target = torch.empty_like(x)
+        for mode, rows in (("w4a16", slice(0, split)), ("nvfp4", slice(split, None))):
+            prepared.run(mode, moe.Call(x[rows], ids[rows], weights[rows]), target[rows])
+        output.index_copy_(0, order, target)
+
+    return run
 
 
 COMMANDS = {"typing": typing, "ranges": ranges}

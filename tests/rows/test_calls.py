@@ -170,6 +170,33 @@ def test_many_parts_become_two_launches(layer: Any, reference: Any) -> None:
     assert run(layer, reference, 40, *many) == [(40 - len(many), False), (len(many), True)]
 
 
+def test_parts_beyond_the_rows_of_one_launch(
+    layer: Any, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dynamic NVFP4 kernel has a limit of its own: a longer part becomes several launches, with equal results."""
+    from vllm.model_executor.layers.fused_moe.b12x_a4 import experts
+
+    whole = _result(layer, 30, (4, 30))
+    monkeypatch.setattr(experts, "rows_per_launch", lambda plan: 10)
+    assert run(layer, reference, 30, (4, 30)) == [(4, False), (10, True), (10, True), (6, True)]
+    assert _result(layer, 30, (4, 30)).equal(whole)
+
+
+def test_clamped_activation(armed: None, reference: Any) -> None:
+    """``swiglu_limit`` reaches both modes' plans."""
+    plain = harness.load_layer()
+    clamped = harness.load_layer(swiglu_limit=0.05)
+    for prefill in ((), ((0, 30),)):
+        assert not _result(plain, 30, *prefill).equal(_result(clamped, 30, *prefill))
+    whole = [_result(clamped, 30), _result(clamped, 30, (0, 30))]
+    assert _result(clamped, 30, (7, 30)).equal(torch.cat((whole[0][:7], whole[1][7:])))
+
+
+def _result(layer: Any, rows: int, *prefill: tuple[int, int]) -> torch.Tensor:
+    with harness.step(rows, prefill):
+        return harness.call(layer, harness.make_batch(rows))
+
+
 def test_kept_packed_weights_serve_the_w4a16_rows(
     switches: Callable[..., None], reference: Any
 ) -> None:

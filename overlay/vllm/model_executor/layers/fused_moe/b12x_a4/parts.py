@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 MAX_SLICED_PARTS = 8
 """With more parts than this, rows are gathered into two groups.
 
-Each part costs a bind and one to three launches (tens of microseconds of host time); gathering costs five small
-launches and two passes over the activations whatever the number of parts. Provisional: chosen from those counts, to be
-replaced by the crossover that tests/rows/benchmarks/bench_parts.py measures.
+Each part costs a bind (about 80 microseconds of host time on a 2.x GHz core) and one to three launches; gathering costs
+five small launches and two passes over the activations whatever the number of parts. Provisional: chosen from those
+counts. ``tests/gpu/bench ranges`` measures the crossover (parts as slices beside parts gathered).
 """
 
 
