@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from b12x_overlay.console import CommandError
@@ -82,7 +83,51 @@ def parse_lines(text: str, path: Path) -> Lines:
                     path, f"{table}.{key} is unknown; [{table}] has {', '.join(sorted(known))}"
                 )
             values[key.replace("-", "_")] = _value(path, f"{table}.{key}", key, value)
-    return Lines(**values)
+    lines = Lines(**values)
+    check_lines(lines, str(path))
+    return lines
+
+
+_FORMS = {
+    "component": (
+        re.compile(r"[a-z0-9]+(-[a-z0-9]+)*"),
+        "lower-case letters, digits and single hyphens",
+    ),
+    "author": (re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\[bot\])?"), "a GitHub handle without @"),
+    "category": (
+        re.compile("breaking|feature|fix|performance|compatibility|internal"),
+        "a fragment's category",
+    ),
+}
+_FOLDERS = ("folder", "receipts", "patchset")
+
+
+def check_lines(lines: Lines, where: str) -> None:
+    """Check the forms of what the file or the flags say; *where* names them in messages.
+
+    Raises:
+        CommandError: a folder outside the repository, a wrong handle, component or category.
+    """
+    for key in _FOLDERS:
+        value: str = getattr(lines, key)
+        parts = PurePosixPath(value).parts
+        if not parts or value.startswith("/") or ".." in parts or value != "/".join(parts):
+            raise _wrong_form(
+                where, key, value, "a path inside the repository, such as changes or .lil/changes"
+            )
+    for key, (form, wanted) in _FORMS.items():
+        value = getattr(lines, key)
+        if not form.fullmatch(value) and not (key == "author" and not value):
+            raise _wrong_form(where, key, value, wanted)
+    for handle in lines.handles.values():
+        if not _FORMS["author"][0].fullmatch(handle):
+            raise _wrong_form(where, "handles", handle, _FORMS["author"][1])
+
+
+def _wrong_form(where: str, key: str, value: str, wanted: str) -> CommandError:
+    return CommandError(
+        f"{where}: {key} is {value!r}; wanted {wanted}", code=ExitCode.USAGE, reason="lines-file"
+    )
 
 
 def _value(path: Path, name: str, key: str, value: Any) -> Any:

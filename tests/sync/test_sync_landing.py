@@ -320,6 +320,14 @@ def test_ambient_state_changes_nothing(ahead: Repo, tmp_path: Path) -> None:
         (["--repo", "/nowhere"], 2, "no folder"),
         (["--repo", "/"], 2, "no git repository"),
         (["--lines", "/nowhere.toml"], 2, "/nowhere.toml"),
+        (["--folder", "../x"], 2, "inside the repository"),
+        (["--folder", "/x"], 2, "inside the repository"),
+        (["--folder", ""], 2, "inside the repository"),
+        (["--component", "V x"], 2, "component"),
+        (["--author", "@me"], 2, "without @"),
+        (["--work-branch", "a..b"], 2, "no branch name"),
+        (["--work-branch", "beta"], 2, "branch of its own"),
+        (["--report", "/nowhere/x"], 2, "does not exist"),
     ],
 )
 def test_bad_input(ahead: Repo, arguments: list[str], code: int, word: str) -> None:

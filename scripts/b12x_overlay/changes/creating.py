@@ -31,7 +31,7 @@ def new(args: argparse.Namespace, console: Console) -> int:
     missing = _missing(values)
     if missing:
         raise CommandError(
-            f"{', '.join(missing)} must be given", code=ExitCode.USAGE, reason="missing",
+            f"missing: {', '.join(missing)}", code=ExitCode.USAGE, reason="missing",
             hint="give the flags, or run scripts/changes new at a terminal and answer its questions",
         )  # fmt: skip
     values["models"] = values["models"] or ["all"]
@@ -67,7 +67,7 @@ def new(args: argparse.Namespace, console: Console) -> int:
 def _missing(values: dict[str, Any]) -> list[str]:
     missing = [f"--{key}" for key in ("id", "category", "summary") if not values[key]]
     if not values["pull_requests"] and not values["authors"]:
-        missing.append("--author or --pull-request")
+        missing.append("one of --author and --pull-request")
     return missing
 
 

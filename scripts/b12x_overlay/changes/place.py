@@ -66,11 +66,18 @@ class Place:
             return None
         try:
             return str(self.patchset), patchset_fragments(self.patchset)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise CommandError(
-                f"{self.patchset}: {error}", code=ExitCode.DIFFERENT, reason="patchset",
-                hint="correct it, or name another with --patchset (--patchset none: without)",
+                f"{self.patchset} cannot be read: {error.strerror}", code=ExitCode.USAGE, reason="patchset",
+                hint="name another with --patchset (--patchset none: without)",
             ) from error  # fmt: skip
+        except ValueError as error:
+            raise CommandError(
+                f"{self.patchset}: {error}",
+                code=ExitCode.DIFFERENT,
+                reason="patchset",
+                hint=f"correct {self.patchset}",
+            ) from error
 
 
 def add_place_flags(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from types import FrameType
 
 from b12x_overlay.console import CommandError, Console, add_common_flags, console_from, guarded
 from b12x_overlay.exitcodes import ExitCode
-from b12x_overlay.lines import LINES_FILE, Keep, Lines, read_lines
+from b12x_overlay.lines import LINES_FILE, Keep, Lines, check_lines, read_lines
 from b12x_overlay.paths import REPO
 from b12x_overlay.sync import outcome, report, run
 from b12x_overlay.sync.outcome import Outcome
@@ -114,6 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--dry-run goes with --land and --push only")
     if args.push and args.no_remote:
         parser.error("--push needs a remote")
+    if args.report and not args.report.absolute().parent.is_dir():
+        parser.error(f"--report {args.report}: its folder does not exist")
     signal.signal(signal.SIGTERM, _terminate)
     console = console_from(args)
     found = Outcome()
@@ -150,9 +152,10 @@ def _options(args: argparse.Namespace, command: str) -> run.Options:
         if (value := getattr(args, key)) is not None
     }
     if "folder" in given:
-        given["folder"] = given["folder"].strip("/")
+        given["folder"] = given["folder"].removesuffix("/")
     keep = tuple(Keep(path, "named by --keep") for path in args.keep)
     lines = replace(lines, **given, keep=(*lines.keep, *keep))
+    check_lines(lines, "the command line")
     for name in ("canonical", "beta"):
         if not getattr(lines, name):
             raise CommandError(

@@ -152,7 +152,7 @@ def _summary(outcome: Outcome) -> str:
         return "refused: nothing was changed"
     if outcome.kind == ABORTED:
         return "aborted: the unfinished sync is gone, neither line was changed"
-    return "nothing to do: beta has all of canonical"
+    return "nothing to do: beta has all of canonical that it takes"
 
 
 def _print_conflict(console: Console, outcome: Outcome) -> None:

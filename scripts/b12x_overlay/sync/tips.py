@@ -63,6 +63,14 @@ def find_tips(
     Raises:
         CommandError: a name is no branch, the lines diverged from their remotes, the remote cannot be read.
     """
+    if git.run(
+        "check-ref-format", f"refs/heads/{work_branch}", ok=(0, 1)
+    ).code or work_branch.startswith("-"):
+        raise CommandError(
+            f"--work-branch {work_branch!r} is no branch name",
+            code=ExitCode.USAGE,
+            reason="work-branch",
+        )
     names = {
         key: _branch(git, name, remote) for key, name in (("canonical", canonical), ("beta", beta))
     }
@@ -90,6 +98,11 @@ def find_tips(
             code=ExitCode.USAGE,
             reason="same-line",
         )
+    if work_branch in (found.canonical.branch, found.beta.branch):
+        raise CommandError(
+            f"--work-branch {work_branch} is one of the lines; wanted a branch of its own", code=ExitCode.USAGE,
+            reason="work-branch",
+        )  # fmt: skip
     return found
 
 
