@@ -243,3 +243,25 @@ def test_editors_are_pointed_to_the_schema() -> None:
     rules = json.loads((REPO / ".vscode" / "settings.json").read_text())["json.schemas"]
     assert [(REPO / rule["url"]).resolve() for rule in rules] == [SCHEMA_FILE.resolve()]
     assert rules[0]["fileMatch"] == ["/changes/*.json"]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        # forms that the fork's own fragments have
+        [entry("vllm-1016", pull_requests=[1016, 1017], authors=None)],
+        [entry("vllm-b12x-master-sync-20261001", category="compatibility", authors=["lukealonso"])],
+        [
+            entry("vllm-956-csf-canonical", pull_requests=[956]),
+            entry("vllm-956-csf-loader", pull_requests=[956]),
+        ],
+        [
+            entry("vllm-813"),
+            entry("vllm-813-withdrawal", category="internal", requires=["vllm-813"]),
+        ],
+        [entry("vllm-986", compatibility="No user action required. VLLM_X=0 disables it")],
+        [entry("vllm-970", requires=["b12x-w4a16-a4-prefill-per-call"], models=["GLM-5.3-Flash"])],
+    ],
+)
+def test_what_the_forks_fragments_look_like_is_fine(entries: list[Entry]) -> None:
+    assert places(*entries) == []

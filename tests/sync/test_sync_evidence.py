@@ -176,6 +176,20 @@ def test_a_change_that_was_reverted_and_landed_again_needs_a_second_twin(repo: R
     same_code(repo)
 
 
+def test_one_patch_on_beta_stands_for_one_on_canonical(repo: Repo) -> None:
+    first = repo.on("main").edit("change", 3, "x")
+    repo.git("revert", "--no-edit", first)
+    repo.edit("change again", 3, "x")
+    repo.on("beta").edit("the same, no trailer", 3, "x")
+    decisions = land(repo)
+    assert decisions == {
+        "change": "there: patch-id",
+        'Revert "change"': "bring",
+        "change again": "bring",
+    }
+    same_code(repo)
+
+
 def test_a_second_pick_of_the_same_commit_needs_a_second_twin(repo: Repo) -> None:
     source = repo.on("beta").edit("change", 3, "x")
     first = repo.on("main").pick(source)

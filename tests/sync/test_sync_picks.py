@@ -52,15 +52,23 @@ def test_renames_modes_links_and_binary_files(repo: Repo) -> None:
     repo.commit("new mode and link", {"bin": b"\0\1\r\n\xff"})
     (repo.path / "code.py").chmod(0o755)
     repo.commit("mode only")
+    repo.git("update-index", "--add", "--cacheinfo", f"160000,{'2' * 40},module")
+    repo.git("commit", "-qm", "submodule")
     repo.on("beta").edit(
         "own", 5, "beta", name="other.py"
     )  # beta edits the file that canonical moves
-    assert landed(repo) == {"rename": "bring", "new mode and link": "bring", "mode only": "bring"}
+    assert landed(repo) == {
+        "rename": "bring",
+        "new mode and link": "bring",
+        "mode only": "bring",
+        "submodule": "bring",
+    }
     tree = dict(reversed(line.split("\t")) for line in repo.git("ls-tree", "beta").splitlines())
     assert "other.py" not in tree
     assert repo.file("beta", "moved.py") == TEXT.replace("line 5\n", "beta\n")
     assert tree["run"].startswith("100755")
     assert tree["link"].startswith("120000")
+    assert tree["module"] == f"160000 commit {'2' * 40}"
     assert tree["code.py"].startswith("100755")
     assert repo.blob("beta", "bin") == repo.blob("main", "bin")
 

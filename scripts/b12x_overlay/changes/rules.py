@@ -89,6 +89,8 @@ def external_requirements(fragments: Sequence[Fragment], component: str) -> dict
 def patchset_fragments(path: Path) -> dict[str, list[str]]:
     """Each patch of the patch set with the ids of its fragments.
 
+    Reads these two keys only, so that fragments can be checked while the patches themselves are not in order.
+
     Raises:
         ValueError: *path* is no patch set file; the message says why.
         OSError: it cannot be read.
@@ -99,7 +101,11 @@ def patchset_fragments(path: Path) -> dict[str, list[str]]:
     if not isinstance(patches, list):
         raise ValueError("patch must be an array of tables, [[patch]]")
     for patch in patches:
-        name, ids = patch.get("name"), patch.get("fragments", [])
+        name, ids = (
+            (patch.get("name"), patch.get("fragments", []))
+            if isinstance(patch, dict)
+            else (None, None)
+        )
         if (
             not isinstance(name, str)
             or not isinstance(ids, list)

@@ -11,7 +11,6 @@ from functools import cached_property
 from b12x_overlay.console import CommandError
 from b12x_overlay.git import Git
 
-NO_BLOB = "0" * 40
 _PICKED = re.compile(r"^\(cherry picked from commit ([0-9a-f]{7,64})\)$")
 _REVERTS = re.compile(r"^This reverts commit ([0-9a-f]{7,64})\b", re.MULTILINE)
 HAND_TRAILER = "Sync-Resolved-By-Hand"
@@ -43,7 +42,7 @@ class Commit:
     patch: str = ""
     """Stable patch-id, whitespace included; '' for merges and for commits that change nothing."""
     own: tuple[str, ...] = ()
-    """For a merge: the paths where it differs from the automatic merge of its parents."""
+    """For a merge of canonical: the paths where it differs from the automatic merge of its parents."""
 
     @property
     def subject(self) -> str:
@@ -125,7 +124,8 @@ def read_history(git: Git, canonical: str, beta: str) -> History:
     sides = []
     for there, here in ((beta, canonical), (canonical, beta)):
         commits = _commits(git, f"{there}..{here}")
-        sides.append(_with_details(git, commits, f"{there}..{here}"))
+        own = _own_content(git, f"{there}..{here}") if here == canonical else {}
+        sides.append(_with_details(git, commits, own))
     return History(sides[0], sides[1], canonical, beta, _merged(sides[0]) | _merged(sides[1]))
 
 
@@ -138,11 +138,12 @@ def _commits(git: Git, span: str) -> list[Commit]:
     ]
 
 
-def _with_details(git: Git, commits: Sequence[Commit], span: str) -> tuple[Commit, ...]:
+def _with_details(
+    git: Git, commits: Sequence[Commit], own: dict[str, tuple[str, ...]]
+) -> tuple[Commit, ...]:
     plain = [commit.id for commit in commits if not commit.is_merge]
     changes = read_changes(git, plain)
     patches = patch_ids(git, plain)
-    own = _own_content(git, span) if len(plain) < len(commits) else {}
     return tuple(
         Commit(
             commit.id, commit.parents, commit.author, commit.mail, commit.message,
