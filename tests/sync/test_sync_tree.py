@@ -54,6 +54,15 @@ def test_a_beta_only_edit_in_the_same_file_does_not_hide_it(repo: Repo) -> None:
     assert refused(repo) == ["code.py"]
 
 
+def test_a_resolution_of_an_earlier_pick_excuses_nothing(repo: Repo) -> None:
+    """canonical's own commit came by a resolved pick; its pick on beta was not resolved by hand, but differs."""
+    message = f"change\n\n(cherry picked from commit {'1' * 40})\nSync-Resolved-By-Hand: code.py"
+    change = repo.on("main").commit(message, {"code.py": TEXT.replace("line 3\n", "x\n")})
+    smuggled = {"code.py": TEXT.replace("line 3\n", "smuggled\n")}
+    repo.on("beta").commit(f"{message}\n(cherry picked from commit {change})", smuggled)
+    assert refused(repo) == ["code.py"]
+
+
 def test_a_mode_that_differs_is_unexplained_beside_a_beta_only_edit(repo: Repo) -> None:
     change = repo.on("main").edit("change", 3, "x")
     repo.on("beta").git("cherry-pick", "--no-commit", change)

@@ -82,10 +82,15 @@ class Commit:
 
     @cached_property
     def resolved_by_hand(self) -> tuple[str, ...]:
+        """Paths that a person resolved in this very pick, not in one that it was picked from."""
         mark = f"{HAND_TRAILER}: "
-        return tuple(
-            line[len(mark) :] for line in self.message.split("\n") if line.startswith(mark)
-        )
+        found: list[str] = []
+        for line in self.message.split("\n"):
+            if _PICKED.match(line.strip()):
+                found.clear()
+            elif line.startswith(mark):
+                found.append(line.removeprefix(mark))
+        return tuple(found)
 
 
 @dataclass(frozen=True)
