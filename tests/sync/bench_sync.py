@@ -5,13 +5,15 @@
     python tests/sync/bench_sync.py [--commits 500] [--fragments 100] [--runs 5]
 
 Whole processes, from start to end, in turn: the command (with its checks, tree report and the moved ref), and
-``git cherry-pick -x`` of the same commits in a checkout of beta. Prints medians with their spread and the ratio.
+``git cherry-pick -x`` of the same commits in a checkout of beta. Prints medians with their spread and the ratio, of
+the clock and of the processors' time, which tells more on a machine that others use too.
 Needs the libraries of scripts/requirements/changes.txt (scripts/test makes an environment that has them).
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import shutil
 import statistics
 import subprocess
@@ -50,8 +52,10 @@ def build(path: Path, commits: int, fragments: int, beta_only: int, files: int) 
     return repo
 
 
-def timed(command: list[str], repo: Repo) -> float:
+def timed(command: list[str], repo: Repo) -> tuple[float, float]:
+    """Wall-clock and CPU seconds (all its processes) of a command."""
     env = {key: value for key, value in repo.env.items() if not key.startswith("GIT_AUTHOR")}
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     done = subprocess.run(
         command, cwd=repo.path, env=env, capture_output=True, text=True, check=False
@@ -61,11 +65,17 @@ def timed(command: list[str], repo: Repo) -> float:
         raise SystemExit(
             f"{' '.join(command[:3])} ended with {done.returncode}:\n{done.stderr[-2000:]}"
         )
-    return spent
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
 
 
-def show(name: str, times: list[float]) -> str:
-    return f"{name:<28} median {statistics.median(times):6.2f} s   {min(times):.2f} to {max(times):.2f} s"
+def show(name: str, times: list[tuple[float, float]]) -> str:
+    parts = []
+    for kind, values in zip(("wall", "CPU"), zip(*times, strict=True), strict=True):
+        parts.append(
+            f"{kind} {statistics.median(values):6.2f} s ({min(values):.2f} to {max(values):.2f})"
+        )
+    return f"{name:<26} {'   '.join(parts)}"
 
 
 def main() -> int:
@@ -86,8 +96,8 @@ def main() -> int:
         print(
             f"{args.commits} commits, {count} fragments, {args.beta_only} commits of beta's own, {repo.git('version')}"
         )
-        sync: list[float] = []
-        plain: list[float] = []
+        sync: list[tuple[float, float]] = []
+        plain: list[tuple[float, float]] = []
         for run in range(args.runs):
             repo.git("branch", "-qf", "beta", old)
             repo.git("switch", "-q", "--detach", "main")
@@ -108,13 +118,17 @@ def main() -> int:
             if repo.tip("HEAD^{tree}") != synced:
                 raise SystemExit("the two ways end with different trees")
             print(
-                f"run {run + 1}: sync {sync[-1]:.2f} s, cherry-pick {plain[-1]:.2f} s", flush=True
+                f"run {run + 1}: sync {sync[-1][0]:.2f} s, cherry-pick {plain[-1][0]:.2f} s",
+                flush=True,
             )
+        print("medians (least to most):")
         print(show("scripts/sync-beta --land", sync))
         print(show("git cherry-pick -x", plain))
-        print(
-            f"ratio of medians             {statistics.median(sync) / statistics.median(plain):6.2f}"
-        )
+        for at, kind in enumerate(("wall", "CPU")):
+            ratio = statistics.median(one[at] for one in sync) / statistics.median(
+                one[at] for one in plain
+            )
+            print(f"ratio of medians, {kind:<4}     {ratio:6.2f}")
     finally:
         shutil.rmtree(folder)
     return 0
