@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from functools import cache
 
 _HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?: (.*))?\n?$")
 _ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34, "\\": 92}
@@ -95,6 +95,7 @@ def split_lines(data: bytes) -> list[bytes]:
     return result
 
 
+@cache
 def safe_path(name: str) -> str:
     """*name* if it is a plain relative path below the tree.
 
@@ -106,7 +107,7 @@ def safe_path(name: str) -> str:
         raise ValueError(f"{name!r} is not a plain relative path")
     if any(part.lower() == ".git" for part in parts):
         raise ValueError(f"{name!r} is inside a git folder")
-    return str(PurePosixPath(name))
+    return name
 
 
 def parse(data: bytes) -> tuple[FileDiff, ...]:

@@ -28,6 +28,7 @@ from b12x_overlay.patching import journal as journals
 from b12x_overlay.patching.entry import Change, Entry
 from b12x_overlay.patching.tree import Tree
 
+_SYNC_THREADS = 8
 _NOT_WRITABLE = (1, 13, 30)  # EPERM, EACCES, EROFS
 
 
@@ -83,11 +84,19 @@ def _stage(tree: Tree, journal: dict[str, Any], changes: Sequence[Change]) -> No
                 handles.append(_write_temporary(tree, change.path, change.new))
             elif not os.access(tree.path(change.path).parent, os.W_OK):
                 raise PermissionError(13, "not writable", str(tree.path(change.path).parent))
-        for handle in handles:  # after all writes: the disk takes them together
-            os.fsync(handle)
+        _sync(handles)
     finally:
         for handle in handles:
             os.close(handle)
+
+
+def _sync(handles: Sequence[int]) -> None:
+    """Bring files to disk, several at a time: the file system then commits them together."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(_SYNC_THREADS) as pool:
+        for _ in pool.map(os.fsync, handles):
+            pass  # raises what os.fsync raised
 
 
 def _write_temporary(tree: Tree, name: str, entry: Entry) -> int:

@@ -23,17 +23,17 @@ class Tree:
 
     def obstacle(self, name: str) -> Blocked | None:
         """A symbolic link, or something that is not a folder, on the way to *name*."""
-        at = self.root
-        parts = safe_path(name).split("/")
-        for part in parts[:-1]:
-            at = at / part
+        at = os.fspath(self.root)
+        for part in safe_path(name).split("/")[:-1]:
+            at = f"{at}/{part}"
             try:
-                mode = at.lstat().st_mode
+                mode = os.lstat(at).st_mode
             except FileNotFoundError:
                 return None
             if stat.S_ISLNK(mode):
+                to = Path(at).readlink()
                 return Blocked(
-                    "symlink", f"{at} is a symbolic link to {at.readlink()}; links are not followed"
+                    "symlink", f"{at} is a symbolic link to {to}; links are not followed"
                 )
             if not stat.S_ISDIR(mode):
                 return Blocked("not-a-folder", f"{at} is not a folder")

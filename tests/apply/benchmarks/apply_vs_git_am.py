@@ -87,6 +87,7 @@ def prepare(
     ):
         run([*GIT, *words], cwd=checkout)
     series = [str(REPO / "patches" / f"{patch.name}.patch") for patch in loaded.patches]
+    whole = [str(path) for path in with_overlay(work, checkout)]
     reset = [
         *GIT,
         "-C",
@@ -109,6 +110,10 @@ def prepare(
             [*GIT, "-C", str(checkout), "am", "--quiet", "--keep-non-patch", *series],
         )
     }
+    cases["git am, overlay in the patches"] = (
+        lambda: run(reset),
+        [*GIT, "-C", str(checkout), "am", "--quiet", *whole],
+    )
     for name, target in (("source tree", tree), ("installed", site)):
         cases[f"{name}: apply"] = (first("revert", target), ours("apply", target))
         cases[f"{name}: apply again"] = (lambda: None, ours("apply", target))
@@ -120,6 +125,20 @@ def prepare(
         [*GIT, "-C", str(checkout), "status", "--porcelain"],
     )
     return cases
+
+
+def with_overlay(work: Path, checkout: Path) -> list[Path]:
+    """The series as patches that also hold the overlay files: what git needs for the same result as apply's."""
+    clone = work / "clone"
+    run([*GIT, "clone", "--quiet", str(checkout), str(clone)])
+    for key in ("name", "email"):
+        run([*GIT, "config", f"user.{key}", "b@example.invalid"], cwd=clone)
+    run([*COMMAND, "--commit", "-q", "--target", str(clone)])
+    out = run(
+        [*GIT, "format-patch", "--quiet", "-o", str(work / "whole"), "origin/HEAD"], cwd=clone
+    )
+    assert not out
+    return sorted((work / "whole").iterdir())
 
 
 def run(command: list[str], cwd: Path | None = None) -> str:
@@ -142,13 +161,13 @@ def report(times: dict[str, list[float]], work_done: dict[str, list[float]], pat
         f"{patches} patches, {len(times['git am'])} runs, {os.cpu_count()} CPUs, Python {sys.version.split()[0]}"
     )
     print(
-        f"{'':28}{'median':>9}  {'middle half':>17}  {'to git am':>9}  {'processor':>9}  {'to git am':>9}"
+        f"{'':32}{'median':>9}  {'middle half':>17}  {'to git am':>9}  {'processor':>9}  {'to git am':>9}"
     )
     for name, values in times.items():
         low, median, high = statistics.quantiles(values, n=4)
         spent = statistics.median(work_done[name])
         print(
-            f"{name:28}{median * 1e3:6.0f} ms  {low * 1e3:6.0f}..{high * 1e3:4.0f} ms  {median / base:9.2f}"
+            f"{name:32}{median * 1e3:6.0f} ms  {low * 1e3:6.0f}..{high * 1e3:4.0f} ms  {median / base:9.2f}"
             f"  {spent * 1e3:6.0f} ms  {spent / base_work:9.2f}"
         )
 
