@@ -40,6 +40,7 @@ def serve(runner: str, eager_switch: bool) -> dict[str, Any]:
     from vllm.v1.worker import moe_row_types
 
     from rows import engine_cases
+    from rows.recorder import Recorder
 
     moe_row_types.note_armed_layer()
     engine = Engine(b12x)
@@ -65,7 +66,7 @@ def serve(runner: str, eager_switch: bool) -> dict[str, Any]:
             "ir_op_priority": {"rms_norm": "native", "fused_add_rms_norm": "native"},
         },
     )
-    recorder = engine_cases.Recorder(engine, reads_inputs=False)
+    recorder = Recorder(engine, reads_inputs=False)
     recorder.watch(llm)
     before = counters.snapshot()["graph_rows"]
     tokens = engine.generate(llm, [engine_cases.prompt(n, n) for n in PROMPT_LENGTHS], max_tokens=6)
