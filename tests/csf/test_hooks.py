@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The patched places of vLLM around a pass: forward context, all-reduce, model runner's row types, sleep."""
+"""The patched places of vLLM around a pass: forward context, model runner's row types, sleep."""
 
 from __future__ import annotations
 
@@ -96,32 +96,6 @@ def test_a_collected_model_is_not_announced_to(vllm) -> None:
     del order
     gc.collect()
     opens(forward_context)
-
-
-def test_the_tensor_parallel_all_reduce_announces_itself(vllm, monkeypatch) -> None:
-    from vllm.distributed import parallel_state
-    from vllm.model_executor.layers.quantization.nvfp4_csf import owner
-
-    seen: list[str] = []
-
-    def group() -> Any:
-        made = parallel_state.GroupCoordinator.__new__(parallel_state.GroupCoordinator)
-        made.device_communicator = SimpleNamespace(
-            all_reduce=lambda x: (seen.append("reduce"), x)[1]
-        )
-        return made
-
-    tensor_parallel, other = group(), group()
-    monkeypatch.setattr(parallel_state, "_TP", tensor_parallel)
-    x = torch.ones(1)
-    tensor_parallel._all_reduce_out_place(x)
-    assert seen == ["reduce"]
-    owner._watch_reduces(lambda: seen.append("announced"))
-    tensor_parallel._all_reduce_out_place(x)
-    other._all_reduce_out_place(x)
-    owner._watch_reduces(None)
-    tensor_parallel._all_reduce_out_place(x)
-    assert seen == ["reduce", "announced", "reduce", "reduce", "reduce"]
 
 
 @pytest.mark.parametrize(

@@ -24,34 +24,21 @@ class Model:
         *,
         prefetch: bool = True,
         raise_above: int | None = None,
-        reduces: tuple[int, int] | None = None,
         shared: Model | None = None,
     ) -> None:
         self.context: SimpleNamespace | None = None if shared is None else shared.context
         self.streams = RecordingStreams() if shared is None else shared.streams
         self.scratch = Scratch(self.streams)
-        self.reduce_callback = None
-        self.reduces = reduces
         self.owner = ScaleScratch(
             self.streams,
             lambda: self.context,
             prefetch=prefetch,
             raise_above_rows=raise_above,
-            watch_reduces=None if reduces is None else self._watch,
         )
         self.expansions = [
             RecordedExpansion(f"layer {i}", self.scratch, EXPERTS) for i in range(layers)
         ]
         self.layers = [self.owner.add_layer(e.name, e) for e in self.expansions]
-
-    def _watch(self, callback) -> None:
-        self.reduce_callback = callback
-
-    def reduce(self) -> None:
-        if self.reduce_callback is not None:
-            self.reduce_callback()
-        self.streams.log.append("all-reduce")
-        self.streams.tick(self.streams.current)
 
     @contextmanager
     def forward(
@@ -88,13 +75,7 @@ class Model:
     def step(self, **kwargs) -> None:
         with self.forward(prefill=kwargs.pop("prefill", True)):
             for index in range(len(self.layers)):
-                if self.reduces and index:
-                    for _ in range(self.reduces[0]):
-                        self.reduce()
                 self.moe(index, **kwargs)
-                if self.reduces:
-                    for _ in range(self.reduces[1]):
-                        self.reduce()
 
     def replay(self) -> None:
         """A graph: every layer expands its routed experts in line, and no Python of ours runs."""
@@ -304,92 +285,6 @@ def test_two_models_in_one_context_do_not_prefetch_over_each_other() -> None:
     assert not target.owner.pending
 
 
-def test_with_all_reduces_the_first_pass_counts_and_later_ones_launch_at_the_last() -> None:
-    model = Model(2, reduces=(1, 1))
-    model.step()
-    assert model.ahead == []
-    assert model.layers[0].reduces == 2
-    model.streams.log.clear()
-    model.step()
-    log = model.streams.log
-    assert (
-        log.index("MoE of layer 0 on main")
-        < log.index("all-reduce")
-        < log.index("layer 1 expands on side")
-    )
-    after = log[log.index("layer 1 expands on side") :]
-    assert after == [
-        "layer 1 expands on side",
-        "record on side",
-        "all-reduce",
-        "main waits",
-        "MoE of layer 1 on main",
-        "all-reduce",
-    ]
-    assert model.reduce_callback is None
-
-
-def test_a_model_without_all_reduces_between_moes_launches_at_the_end_of_the_moe() -> None:
-    model = Model(2, reduces=(0, 0))
-    model.step()
-    model.step()
-    assert model.ahead == ["layer 1 expands on side"]
-
-
-def test_fewer_all_reduces_than_counted_means_in_line_and_is_learnt() -> None:
-    model = Model(2, reduces=(1, 1))
-    model.step()
-    model.reduces = (1, 0)
-    model.step()
-    assert model.ahead == []
-    assert model.layers[0].reduces == 1
-    model.step()
-    assert model.ahead == ["layer 1 expands on side"]
-
-
-def test_all_reduces_after_an_exception_launch_nothing() -> None:
-    model = Model(2, reduces=(1, 1))
-    model.step()
-    with pytest.raises(RuntimeError), model.forward():
-        model.moe(0)
-        model.reduce()
-        raise RuntimeError
-    assert model.reduce_callback is None
-    model.reduce()
-    assert model.ahead == []
-
-
-def test_all_reduces_before_another_layer_are_not_counted_for_the_next() -> None:
-    model = Model(3, reduces=(1, 1))
-    with model.forward():
-        model.moe(0)
-        model.reduce()
-        model.moe(2)
-    assert model.layers[0].reduces is None
-
-
-def test_all_reduces_of_a_nested_context_are_not_counted() -> None:
-    model = Model(2, reduces=(1, 1))
-    with model.forward():
-        model.moe(0)
-        with model.forward(prefill=False):
-            model.reduce()
-        model.reduce()
-        model.moe(1)
-    assert model.layers[0].reduces == 1
-
-
-def test_a_captured_all_reduce_launches_nothing() -> None:
-    model = Model(2, reduces=(1, 0))
-    model.step()
-    with model.forward():
-        model.moe(0)
-        model.streams.is_capturing = True
-        model.reduce()
-        model.streams.is_capturing = False
-    assert model.ahead == []
-
-
 def test_a_pass_that_prefetches_runs_on_the_raised_stream() -> None:
     model = Model(2, raise_above=256)
     model.replay()
@@ -450,10 +345,9 @@ def test_a_nested_pass_is_not_raised_twice_and_lowers_nothing() -> None:
 
 
 @pytest.mark.parametrize("raise_above", [None, 256])
-@pytest.mark.parametrize("reduces", [None, (1, 1), (2, 0)])
-def test_random_passes_never_race(reduces, raise_above) -> None:
+def test_random_passes_never_race(raise_above) -> None:
     rng = random.Random(7)
-    model = Model(5, reduces=reduces, raise_above=raise_above)
+    model = Model(5, raise_above=raise_above)
     for _ in range(1000):
         kind = rng.random()
         if kind < 0.2:
@@ -462,17 +356,11 @@ def test_random_passes_never_race(reduces, raise_above) -> None:
         try:
             with model.forward(prefill=rng.random() < 0.8, rows=rng.choice((8, 512))):
                 for index in range(len(model.layers)):
-                    if reduces:
-                        for _ in range(reduces[0]):
-                            model.reduce()
                     if rng.random() < 0.03:
                         raise KeyError("attention")
                     if rng.random() < 0.02:
                         model.expansions[index].fails = KeyError("launch")
                     model.moe(index, everyone=rng.random() < 0.8, fails=rng.random() < 0.03)
-                    if reduces:
-                        for _ in range(reduces[1]):
-                            model.reduce()
         except (KeyError, RuntimeError):
             pass
         for expansion in model.expansions:

@@ -92,6 +92,27 @@ class Step:
         (F.silu(h[:, :1024]) * h[:, 1024:]) @ self.down
 
 
+class LaunchAtReduce(ScaleScratch):
+    """The other launch point: not the layer's MoE but the last all-reduce before the next one."""
+
+    _reduces = 2  # the MoE's own and the one after attention, as `Variant.run` queues them
+    _waiting: Any = None
+
+    def _launch(self, layer: Any, context: Any) -> None:
+        self._waiting = [self._reduces, layer, context]
+
+    def before_reduce(self) -> None:
+        if self._waiting is not None:
+            self._waiting[0] -= 1
+            if self._waiting[0] == 0:
+                _, layer, context = self._waiting
+                super()._launch(layer, context)
+
+    def join(self, context: Any) -> None:
+        self._waiting = None
+        super().join(context)
+
+
 class Variant:
     """A way to expand, or not to expand (*layers* empty)."""
 
@@ -106,20 +127,15 @@ class Variant:
     ) -> None:
         self.name = name
         self.main = torch.cuda.Stream()
-        self.reduce_callback: Callable[[], None] | None = None
         self.context: Any = None
-        self.owner = ScaleScratch(
+        self.owner = (LaunchAtReduce if at_reduce else ScaleScratch)(
             CudaStreams(torch.device("cuda", 0)),
             lambda: self.context,
             prefetch=prefetch,
             raise_above_rows=0 if raised else None,
-            watch_reduces=self._watch if at_reduce else None,
         )
         self.hooks = [self.owner.add_layer(str(i), layer) for i, layer in enumerate(layers)]
         self.ids = torch.zeros((1024, 8), dtype=torch.int32, device="cuda")
-
-    def _watch(self, callback: Callable[[], None] | None) -> None:
-        self.reduce_callback = callback
 
     @contextmanager
     def forward(self) -> Any:
@@ -149,8 +165,8 @@ class Variant:
                 self.reduce(step)
 
     def reduce(self, step: Step) -> None:
-        if step.pause and self.reduce_callback is not None:
-            self.reduce_callback()
+        if isinstance(self.owner, LaunchAtReduce):
+            self.owner.before_reduce()
         step.all_reduce()
 
     def measure(self, step: Step) -> float:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm import envs, forward_context
-from vllm.distributed import parallel_state
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.nvfp4_csf.planes import PlaneGeometry
 from vllm.model_executor.layers.quantization.nvfp4_csf.prefetch import LayerScales, ScaleScratch
@@ -78,7 +77,6 @@ class CsfOwner:
                 _current_context,
                 prefetch=get_settings().prefetch,
                 raise_above_rows=envs.VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD,
-                watch_reduces=_watch_reduces if _tensor_parallel() else None,
             )
             self._scales = {
                 other: order.add_layer(other.name, other.expansion)
@@ -165,12 +163,3 @@ def _entering(order: weakref.ref[ScaleScratch]) -> Callable[[Any], None]:
 
 def _current_context() -> Any:
     return forward_context._forward_context
-
-
-def _tensor_parallel() -> bool:
-    group = parallel_state._TP
-    return group is not None and group.world_size > 1
-
-
-def _watch_reduces(callback: Callable[[], None] | None) -> None:
-    parallel_state.before_tp_all_reduce = callback

@@ -24,9 +24,9 @@ higher priority and `join` moves back. vLLM's other streams are not demoted by t
 stream; CUDA graphs are captured and replayed on the stream that they always had; and the shared experts' stream is used
 up to VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD rows, above which alone a pass is raised.
 
-Launch point. Without tensor parallelism the expansion starts when the layer's MoE ends. With it, the all-reduce after
-attention leaves most of the device idle, so that is where it starts. Which all-reduce that is differs between models;
-the last one before the next MoE call, as an earlier pass counted them, is it.
+Launch point. The expansion starts when the layer's MoE ends, so that with tensor parallelism it first meets the MoE's
+all-reduce, which leaves most of the device idle. Starting at the all-reduce after attention instead was measured and hid
+no more (README, "Next-layer prefetch").
 """
 
 from __future__ import annotations
@@ -70,15 +70,6 @@ class _Pending:
     main: Any
 
 
-@dataclass(eq=False)
-class _Watch:
-    """All-reduces since the MoE of *layer*."""
-
-    layer: LayerScales
-    context: PassContext
-    reduces: int = 0
-
-
 class LayerScales:
     """One layer's compressed scales: the hooks around its MoE calls. Made by `ScaleScratch.add_layer`."""
 
@@ -89,8 +80,6 @@ class LayerScales:
         self.next: LayerScales | None = None
         self.expands_all = False
         """Whether the last call's scratch held all experts."""
-        self.reduces: int | None = None
-        """All-reduces between this layer's MoE and the next one's, as last counted."""
 
     def before(self, topk_ids: torch.Tensor, split: Any = None) -> None:
         """Make the scratch hold this layer's scales of the experts in *topk_ids* (int32 or int64, contiguous)."""
@@ -109,8 +98,6 @@ class ScaleScratch:
         context: returns the current forward context, or None.
         prefetch: whether to expand ahead at all.
         raise_above_rows: passes of more rows run on a raised main stream; None: never.
-        watch_reduces: None without tensor parallelism. Otherwise a function that takes a callback, to be called before
-            each all-reduce is queued, or None to end that.
 
     Layers are added in the order in which the model runs them. All calls come from one thread.
     """
@@ -122,16 +109,13 @@ class ScaleScratch:
         *,
         prefetch: bool = True,
         raise_above_rows: int | None = None,
-        watch_reduces: Callable[[Callable[[], None] | None], None] | None = None,
     ) -> None:
         self._streams = streams
         self._context = context
         self._prefetch = prefetch
         self._raise_above_rows = raise_above_rows
-        self._watch_reduces = watch_reduces
         self._layers: list[LayerScales] = []
         self._pending: _Pending | None = None
-        self._watch: _Watch | None = None
         self._raised: tuple[PassContext, Any] | None = None
         self._events: tuple[Any, Any] | None = None
         self.prefetched = 0
@@ -167,7 +151,6 @@ class ScaleScratch:
     def join(self, context: PassContext) -> None:
         """*context* closes: everything queued from now on comes after what its pass left pending."""
         context.pending_scales = None
-        self._end_watch()
         pending = self._pending
         if pending is not None and pending.context is context:
             self._pending = None
@@ -183,11 +166,6 @@ class ScaleScratch:
         if self._streams.capturing():
             self._expand(layer, topk_ids)
             return
-        watch = self._watch
-        if watch is not None:
-            self._end_watch()
-            if watch.layer.next is layer:
-                watch.layer.reduces = watch.reduces
         pending = self._pending
         if pending is not None:
             self._pending = None
@@ -218,19 +196,7 @@ class ScaleScratch:
             if context.pending_scales is not None:
                 return  # another model's layers run in this very context
             context.pending_scales = self  # from here on its end is reported to `join`
-        if self._watch_reduces is None or layer.reduces == 0:
-            self._launch(layer.next, context)
-        if self._watch_reduces is not None:
-            self._watch = _Watch(layer, context)
-            self._watch_reduces(self._before_reduce)
-
-    def _before_reduce(self) -> None:
-        watch = self._watch
-        if watch is None or self._context() is not watch.context or self._streams.capturing():
-            return
-        watch.reduces += 1
-        if watch.reduces == watch.layer.reduces and watch.layer.next is not None:
-            self._launch(watch.layer.next, watch.context)
+        self._launch(layer.next, context)
 
     def _launch(self, layer: LayerScales, context: PassContext) -> None:
         streams = self._streams
@@ -255,9 +221,3 @@ class ScaleScratch:
         if self._events is None:
             self._events = self._streams.new_event(), self._streams.new_event()
         return self._events
-
-    def _end_watch(self) -> None:
-        if self._watch is not None:
-            self._watch = None
-            assert self._watch_reduces is not None
-            self._watch_reduces(None)
