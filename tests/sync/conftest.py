@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,3 +16,10 @@ def repo(tmp_path: Path) -> Repo:
     made = Repo.create(tmp_path / "repo")
     made.git("switch", "-q", "--detach")
     return made
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work trees of conflicts, which stay on purpose, go with the test's folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -195,9 +196,8 @@ class Repo:
         )  # fmt: skip
 
     def _variables(self, env: dict[str, str] | None) -> dict[str, str]:
-        return {
-            key: value for key, value in self.env.items() if not key.startswith("GIT_AUTHOR")
-        } | (env or {})
+        kept = {key: value for key, value in self.env.items() if not key.startswith("GIT_AUTHOR")}
+        return kept | {"TMPDIR": tempfile.gettempdir()} | (env or {})
 
     def _arguments(self, args: tuple[str, ...], canonical: str, beta: str) -> list[str]:
         lines = (
