@@ -16,10 +16,40 @@ from nvfp4_csf.encoder import encode
 from nvfp4_csf.expansion import LayerExpansion
 
 from gpu import moe
-from gpu.timing import device_time, versions
+from gpu.timing import device_time, graph_of, versions
 
 CALLS = 8
 """MoE calls per graph, each with other routed experts."""
+
+
+def native(rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)) -> None:
+    """Packed beside native only, at more sizes."""
+    size = moe.GLM_TP2
+    weights = moe.random_weights(size, 0)
+    prepared = {
+        "packed": moe.prepare(weights, modes="w4a16"),
+        "native": moe.prepare(weights),
+    }
+    print(f"# W4A16 MoE decode call in a CUDA graph, {size}. {versions()}")
+    for count in rows:
+        calls = [moe.random_call(size, count, seed) for seed in range(CALLS)]
+        outputs = {
+            name: torch.empty((CALLS, count, size.hidden), dtype=torch.bfloat16, device="cuda")
+            for name in prepared
+        }
+
+        def run(name: str, calls: list = calls, outputs: dict = outputs) -> None:
+            for call, target in zip(calls, outputs[name], strict=True):
+                prepared[name].run("w4a16", call, target)
+
+        graphs = {name: graph_of(partial(run, name)) for name in prepared}
+        times = device_time({name: graph.replay for name, graph in graphs.items()}, calls=5)
+        print(
+            f"{count:3d} rows  "
+            + "  ".join(f"{name} {_per_call(spread)} us" for name, spread in times.items())
+            + f"  largest difference {_difference(outputs['packed'], outputs['native']):.1e} of the largest output",
+            flush=True,
+        )
 
 
 def decode(rows: tuple[int, ...] = (1, 8, 64)) -> None:
@@ -51,7 +81,7 @@ def decode(rows: tuple[int, ...] = (1, 8, 64)) -> None:
                 prepared.run("w4a16", call, target)
 
         variants = {
-            name: _graph(partial(run, prepared, out, before))
+            name: graph_of(partial(run, prepared, out, before))
             for name, prepared, out, before in (
                 ("packed", packed, outputs[0], None),
                 ("dual", dual, outputs[1], None),
@@ -60,9 +90,7 @@ def decode(rows: tuple[int, ...] = (1, 8, 64)) -> None:
         }
         times = device_time({name: graph.replay for name, graph in variants.items()}, calls=5)
         equal = torch.equal(outputs[1], outputs[2])
-        largest = float(
-            (outputs[0].float() - outputs[1].float()).abs().max() / outputs[0].float().abs().max()
-        )
+        largest = _difference(outputs[0], outputs[1])
         print(
             f"{count:3d} rows  "
             + "  ".join(f"{name} {_per_call(spread)} us" for name, spread in times.items())
@@ -71,20 +99,12 @@ def decode(rows: tuple[int, ...] = (1, 8, 64)) -> None:
         )
 
 
+def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one.float() - other.float()).abs().max() / one.float().abs().max())
+
+
 def _per_call(spread: object) -> str:
     return f"{spread.median / CALLS:7.1f} [{spread.low / CALLS:.1f}, {spread.high / CALLS:.1f}]"
 
 
-def _graph(function: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph
-
-
-COMMANDS = {"decode": decode}
+COMMANDS = {"decode": decode, "native": native}

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Row typing: what a step costs the host, and what an MoE call split into ranges costs the device.
+"""A4 prefill: what a step's row typing costs the host, what ranges cost an MoE call, and native beside packed decode.
 
 * Typing from host arrays beside one read of ``query_start_loc`` from the device, on a step whose forward is still
   running (the read waits for it; that is its cost).
-* One MoE call of 1,024 rows as 1, 4, 16 and 64 alternating A4 and W4A16 ranges, as slices and gathered by mode, beside
-  one W4A16 launch; small layer, real b12x kernels (emulated FP4 on SM90: read the trend, not the microseconds).
+* One MoE call of 1,024 rows with 1 to 64 prefill ranges, one decode row after each, beside one W4A16 launch: as slices
+  and gathered, by the product's own experts class at GLM-5.3-Flash TP2 size.
+* W4A16 decode, packed beside native, is ``bench_decode``.
+
+A call's device time is that of a graph of it, its host time that of issuing it; eager is both, between two events. On
+SM90 the FP4 kernels are emulated: read the trends of device times, not the microseconds. Host times are real.
 """
 
 from __future__ import annotations
@@ -12,12 +16,13 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from gpu.timing import Spread, device_time, host_time, versions
+from gpu.timing import Spread, device_time, graph_of, host_time, versions
 
 ROW_TYPES = Path(__file__).resolve().parents[2] / "overlay/vllm/v1/worker/moe_row_types.py"
 
@@ -75,60 +80,37 @@ def typing(requests: tuple[int, ...] = (1, 16, 256)) -> None:
         print(f"{count:4d} requests  " + "  ".join(cells), flush=True)
 
 
-def ranges(rows: int = 1024, parts: tuple[int, ...] = (1, 4, 16, 64)) -> None:
-    from gpu import moe
+def ranges(rows: int = 1024, counts: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)) -> None:
+    from gpu import armed_layer
 
-    size = moe.Size(64, 1024, 512, 4)
-    prepared = moe.prepare(moe.random_weights(size, 0))
-    call = moe.random_call(size, rows, 0)
-    output = torch.empty_like(call.x)
-    variants = {"one W4A16 launch": lambda: prepared.run("w4a16", call, output)}
-    for count in parts:
-        step = rows // count
-        pieces = [
-            (
-                "nvfp4" if index % 2 == 0 else "w4a16",
-                moe.Call(
-                    *(
-                        t[index * step : (index + 1) * step]
-                        for t in (call.x, call.ids, call.weights)
-                    )
-                ),
-                output[index * step : (index + 1) * step],
-            )
-            for index in range(count)
-        ]
-
-        def run(pieces: list = pieces) -> None:
-            for mode, piece, target in pieces:
-                prepared.run(mode, piece, target)
-
-        variants[f"{count} ranges"] = run
-        if count > 1:
-            variants[f"{count} gathered"] = _gathered(prepared, call, output, step, count)
-    print(f"# one MoE call of {rows} rows, {size}, by number of ranges. {versions()}")
-    host = host_time(variants, calls=3, repetitions=7)
-    for name, spread in device_time(variants, calls=3, repetitions=11).items():
-        print(f"{name:18s} between events {spread} us, host {host[name]} us", flush=True)
+    layer = armed_layer.make()
+    variants = {"one W4A16 launch": partial(layer.run, None)}
+    for count in counts:
+        for name, split in armed_layer.splits(rows, count).items():
+            variants[f"{count} ranges, {name}"] = partial(layer.run, split)
+    layer.prepare(rows)
+    for variant in variants.values():
+        variant()  # compiles
+    torch.cuda.synchronize()
+    print(f"# one MoE call of {rows} rows, {armed_layer.GEOMETRY}, by prefill ranges. {versions()}")
+    host = host_time(variants, calls=2, repetitions=9)
+    graphs = {name: graph_of(variant).replay for name, variant in variants.items()}
+    device = device_time(graphs, calls=1, repetitions=9)
+    eager = device_time(variants, calls=1, repetitions=9)
+    for name in variants:
+        print(
+            f"{name:22s} device {device[name]} us, host {host[name]} us, eager {eager[name]} us",
+            flush=True,
+        )
 
 
-def _gathered(prepared, call, output, step: int, count: int):  # type: ignore[no-untyped-def]
-    """The same ranges as the product runs many of them: rows gathered by mode, two launches, scattered back."""
-    from gpu import moe
+def rows() -> None:
+    """All figures of row types in one go."""
+    from gpu import bench_decode
 
-    device = call.x.device
-    ranges = torch.arange(step * count, device=device).view(count, step)
-    order = torch.cat((ranges[1::2].flatten(), ranges[0::2].flatten()))
-    split = ranges[1::2].numel()
-
-    def run() -> None:
-        x, ids, weights = (t.index_select(0, order) for t in (call.x, call.ids, call.weights))
-        target = torch.empty_like(x)
-        for mode, rows in (("w4a16", slice(0, split)), ("nvfp4", slice(split, None))):
-            prepared.run(mode, moe.Call(x[rows], ids[rows], weights[rows]), target[rows])
-        output.index_copy_(0, order, target)
-
-    return run
+    typing()
+    ranges()
+    bench_decode.native()
 
 
-COMMANDS = {"typing": typing, "ranges": ranges}
+COMMANDS = {"typing": typing, "ranges": ranges, "rows": rows}
