@@ -6,55 +6,28 @@ A4 on and off under VLLM_GPU_SYNC_CHECK=error, and with CUDA graphs. Needs what 
 
 from __future__ import annotations
 
-import json
-import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rows import gpu_child
+from rows import gpu_runs
 
 OWN, OTHER = 0.08, 0.08
 """Rows are nearer than OWN to the pure result of their mode and farther than OTHER from the other mode's."""
 
-EAGER = {"off": {"arm": False}, "armed": {}}
-GRAPHS = {
-    "graphs": {"cudagraph_mode": "FULL"},
-    "graphs, eager switch": {"cudagraph_mode": "FULL", "eager_switch": True},
-    "decode graphs": {"cudagraph_mode": "FULL_DECODE_ONLY"},
-}
-RUNS: dict[str, dict[str, Any]] = {
-    f"{runner} {kind}": {"runner": runner, "ways": ways, "sync_check": sync_check}
-    for runner in ("V1", "V2")
-    for kind, ways, sync_check in (("eager", EAGER, "error"), ("graphs", GRAPHS, None))
-}
+ENGINES = [name for name in gpu_runs.RUNS if name != gpu_runs.LAYER]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Findings of all four processes, which run side by side: most of their time goes to imports and compiles."""
-    given = os.environ.get("ROWS_GPU_ENGINES")  # findings of an earlier run
-    if given:
-        return json.loads(Path(given).read_text(encoding="utf-8"))
-    reason = gpu_child.reason_not_to_run(engine=True)
-    if reason:
-        pytest.skip(reason)
-
-    def run(item: tuple[str, dict[str, Any]]) -> tuple[str, Any]:
-        name, spec = item
-        folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
-        return name, gpu_child.run("rows.gpu_engine", folder, {**spec, "folder": str(folder)})
-
-    with ThreadPoolExecutor(len(RUNS)) as pool:
-        return dict(pool.map(run, RUNS.items()))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gpu_runs.folder_of(ENGINES, True, tmp_path_factory.mktemp)
 
 
-def way(found: dict[str, Any], runner: str, kind: str, name: str) -> dict[str, Any]:
-    result = found[f"{runner} {kind}"][name]
+def way(folder: Path, name: str, way: str = "graphs") -> dict[str, Any]:
+    result: dict[str, Any] = gpu_runs.findings(folder, name)[way]
     assert "error" not in result, result["error"]
-    assert result["runner"] == runner
+    assert result["runner"] == name[:2]
     assert result["finite"]
     assert result["prefill_rows"] > 200
     assert result["kinds"]["mixed step"] > 0
@@ -72,8 +45,8 @@ def check_modes(result: dict[str, Any]) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("runner", ["V1", "V2"])
-def test_modes_without_a_device_read(found: dict[str, Any], runner: str) -> None:
-    result = way(found, runner, "eager", "armed")
+def test_modes_without_a_device_read(folder: Path, runner: str) -> None:
+    result = way(folder, f"{runner}-eager", "armed")
     assert result["sync_checked"]
     check_modes(result)
     assert result["replayed_calls"] == 0
@@ -83,8 +56,8 @@ def test_modes_without_a_device_read(found: dict[str, Any], runner: str) -> None
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("runner", ["V1", "V2"])
-def test_off_keeps_upstreams_class(found: dict[str, Any], runner: str) -> None:
-    result = way(found, runner, "eager", "off")
+def test_off_keeps_upstreams_class(folder: Path, runner: str) -> None:
+    result = way(folder, f"{runner}-eager", "off")
     assert result["sync_checked"]
     assert result["classes"] == ["B12xExperts"]
     assert not result["row_typer"]
@@ -93,8 +66,8 @@ def test_off_keeps_upstreams_class(found: dict[str, Any], runner: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("runner", ["V1", "V2"])
-def test_graphs_run_every_row_w4a16(found: dict[str, Any], runner: str) -> None:
-    result = way(found, runner, "graphs", "graphs")
+def test_graphs_run_every_row_w4a16(folder: Path, runner: str) -> None:
+    result = way(folder, f"{runner}-graphs")
     check_modes(result)
     assert result["eager_calls"] == 0
     assert result["a4_rows"] == 0
@@ -103,10 +76,10 @@ def test_graphs_run_every_row_w4a16(found: dict[str, Any], runner: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("runner", ["V1", "V2"])
-@pytest.mark.parametrize("name", ["graphs, eager switch", "decode graphs"])
-def test_prefill_steps_beside_graphs(found: dict[str, Any], runner: str, name: str) -> None:
+@pytest.mark.parametrize("name", ["switch", "decode-graphs"])
+def test_prefill_steps_beside_graphs(folder: Path, runner: str, name: str) -> None:
     """Steps with prefill rows run eagerly and A4, decode steps replay."""
-    result = way(found, runner, "graphs", name)
+    result = way(folder, f"{runner}-{name}")
     check_modes(result)
     assert result["replayed_calls"] > 0
     assert result["replayed_prefill_rows"] == 0

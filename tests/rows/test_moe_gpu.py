@@ -7,30 +7,20 @@ kernels run through the test-only PTX rewrite (``gpu.sm90``). The b12x is the on
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rows import gpu_child, gpu_layer
+from rows import gpu_layer, gpu_runs
 
 OWN, OTHER = 0.08, 0.1
 """A row is nearer than OWN to the float64 reference of its mode and farther than OTHER from the other's."""
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    given = os.environ.get(
-        "ROWS_GPU_LAYER"
-    )  # findings of an earlier run, made by python -m rows.gpu_layer
-    if given:
-        return json.loads(Path(given).read_text(encoding="utf-8"))
-    reason = gpu_child.reason_not_to_run(engine=False)
-    if reason:
-        pytest.skip(reason)
-    return gpu_child.run("rows.gpu_layer", tmp_path_factory.mktemp("layer"))
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = gpu_runs.folder_of([gpu_runs.LAYER], False, tmp_path_factory.mktemp)
+    return gpu_runs.findings(folder, gpu_runs.LAYER)
 
 
 def check_step(step: dict[str, Any]) -> None:
