@@ -92,15 +92,15 @@ class Seen:
 class FakeServer:
     """Use as a context manager; ``url`` is its address."""
 
-    def __init__(self, script: Script | None = None) -> None:
+    def __init__(self, script: Script | None = None, port: int = 0) -> None:
         self.script = script or Script()
+        self.port = port
         self.seen = Seen()
         self.started = time.time()
         self._begun = time.monotonic()
         self._number = itertools.count()
         self._ready = threading.Event()
         self._slots = asyncio.Semaphore(self.script.max_streams)
-        self.port = 0
 
     @property
     def url(self) -> str:

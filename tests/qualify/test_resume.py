@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from b12x_overlay.paths import REPO
 from qualify.conftest import SMALL
-from qualify.fake_server import serving
+from qualify.fake_server import FakeServer, serving
 
 LONG = [
     *SMALL, "--prefill-repeats", "15", "--prefill-lengths", "2000", "--decode-windows", "4",
@@ -143,17 +143,29 @@ def test_the_time_limit_stops_the_run(qualify):
     assert "minutes" in done.result["stop"]
 
 
-def test_a_server_that_dies_on_the_way_leaves_a_partial_result(qualify, tmp_path):
+@pytest.mark.parametrize("stage", ["prefill", "needle"])
+def test_a_server_that_dies_leaves_a_partial_result_that_is_resumed(qualify, tmp_path, stage):
     folder = tmp_path / "result"
     with serving(prefill_tok_s=20_000) as server:
         process = start(server.url, folder)
-        wait_for(folder, STAGES["prefill"])
+        wait_for(folder, STAGES[stage])
+        port = server.port
     _, err = process.communicate(timeout=60)
     result = json.loads((folder / "result.json").read_text())
-    assert process.returncode == 1, err
-    faults = {fault["kind"] for fault in result["blocks"][0]["faults"]}
-    assert "connect" in faults
-    assert result["verdict"] == "fail"
+    assert process.returncode == 4, err
+    assert result["status"] == "partial"
+    assert "does not answer any more" in result["stop"]
+    assert not result["blocks"][0]["stopped"]
+    lost = {fault["kind"] for fault in result["blocks"][0]["faults"]}
+    assert lost & {"connect", "disconnect"}
+    with FakeServer(port=port) as server:
+        done = qualify("run", server.url, *LONG[len(SMALL) :])
+    assert done.result["status"] == "complete", done.err
+    assert len(done.result["blocks"][0]["prefill"]) == 15
+    answers = done.result["blocks"][0]["needle"][0]["answers"]
+    assert [answer["outcome"] for answer in answers] == ["EXACT"] * 300
+    # The loss is not forgotten.
+    assert done.line("guard.faults")["verdict"] == "fail"
 
 
 def test_two_runs_do_not_share_a_folder(qualify, tmp_path):
@@ -181,3 +193,24 @@ def test_a_foreign_result_file_is_left_alone(qualify, tmp_path, content):
             done_code = "unread"
     assert (folder / "result.json").read_text() == content
     assert done_code in (None, "unread")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk(qualify, tmp_path):
+    """The last whole result stays; nothing is left half written."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=20k", "tmpfs", small], check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no permission to mount")
+    try:
+        with serving() as server:
+            done = qualify("run", server.url, "--needle-requests", "400", out="small/result")
+        assert done.code == 4
+        assert "No space left" in done.err
+        assert done.result["status"] in ("partial", "complete")
+        assert not list((small / "result").glob(".result.json.*"))
+    finally:
+        subprocess.run(["umount", small], check=True)

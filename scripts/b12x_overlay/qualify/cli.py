@@ -40,8 +40,9 @@ def _run(options: argparse.Namespace, argv: Sequence[str]) -> int:
 
 def _needle_task(options: argparse.Namespace) -> int:
     from b12x_overlay.qualify.needle import make_task
+    from b12x_overlay.qualify.plan_options import needle_from
 
-    task = make_task(opts.needle_from(options))
+    task = make_task(needle_from(options))
     request = {
         "messages": task.messages(),
         "tools": [task.tool()],

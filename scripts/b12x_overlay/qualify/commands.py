@@ -20,7 +20,7 @@ from b12x_overlay.qualify.compare import join
 from b12x_overlay.qualify.errors import RefusedError
 from b12x_overlay.qualify.lines import judge
 from b12x_overlay.qualify.measure import measure
-from b12x_overlay.qualify.options import plan_from
+from b12x_overlay.qualify.plan_options import plan_from
 from b12x_overlay.qualify.progress import Progress
 from b12x_overlay.qualify.redact import Secrets
 from b12x_overlay.qualify.report import write_reports

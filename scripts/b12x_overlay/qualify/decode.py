@@ -34,7 +34,7 @@ async def measure(session: Session, plan: DecodePlan) -> None:
         try:
             await _measure_concurrency(session, plan, streams, have)
         except GiveUpError as reason:
-            session.give_up(cell, str(reason))
+            await session.give_up(cell, str(reason))
         await _drain(session)
 
 

@@ -7,6 +7,7 @@ import asyncio
 from typing import Any
 
 from b12x_overlay.qualify.degeneration import check_answer
+from b12x_overlay.qualify.errors import ServerError
 from b12x_overlay.qualify.faults import BudgetSpentError, Fault, FaultKind
 from b12x_overlay.qualify.needle import NeedleTask, make_task
 from b12x_overlay.qualify.progress import Task
@@ -26,7 +27,7 @@ async def measure(session: Session, plan: NeedlePlan) -> None:
         if not session.block.stopped or all(
             stop.cell != "needle" for stop in session.block.stopped
         ):
-            session.give_up("needle", "the server has no chat interface")
+            await session.give_up("needle", "the server has no chat interface")
         return
     tasks = [make_task(plan, variant) for variant in range(plan.variants)]
     for number in range(plan.runs):
@@ -74,10 +75,16 @@ class _Run:
             self._run.answers.sort(key=lambda answer: answer.index)
             self._session.save()
         if self._errors_in_a_row >= _GIVE_UP_AFTER:
-            self._session.give_up(
-                cell,
-                f"{self._errors_in_a_row} requests failed in a row, the last with {self._last}",
-            )
+            why = f"{self._errors_in_a_row} requests failed in a row, the last with {self._last}"
+            try:
+                await self._session.give_up(cell, why)
+            except (
+                ServerError
+            ):  # they are no answers of the server that will be there when the run is resumed
+                self._run.answers = [
+                    a for a in self._run.answers if a.outcome != NeedleOutcome.ERROR
+                ]
+                raise
 
     async def _work(self) -> None:
         for index in self._open:

@@ -29,7 +29,7 @@ async def _measure_length(session: Session, plan: PrefillPlan, length: int, have
         return
     limit = session.server.max_model_len
     if limit is not None and length + plan.answer_tokens > limit:
-        session.give_up(cell, f"the server's context is {limit} tokens")
+        await session.give_up(cell, f"the server's context is {limit} tokens")
         return
     failures = 0
     done = have
@@ -42,7 +42,7 @@ async def _measure_length(session: Session, plan: PrefillPlan, length: int, have
                 session.fault(fault)
                 failures += 1
                 if failures >= GIVE_UP_AFTER:
-                    session.give_up(
+                    await session.give_up(
                         cell, f"{failures} requests failed in a row, the last with {fault}"
                     )
                     return

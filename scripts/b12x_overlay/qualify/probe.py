@@ -95,7 +95,7 @@ async def _choose_model(client: Client, wanted: str | None) -> tuple[str, int | 
         listing = await client.get_json("/v1/models")
     except Fault as fault:
         hint = {
-            FaultKind.CONNECT: "Is it running, and is the address right?",
+            FaultKind.CONNECT: "Is it running, and is the address right, http or https?",
             FaultKind.HTTP_4XX: "If it wants a key: --api-key-env VARIABLE.",
         }.get(fault.kind, "Is this an OpenAI-compatible server?")
         raise ServerError(f"no list of models at /v1/models: {fault}. {hint}") from fault

@@ -47,6 +47,7 @@ class Progress:
         self._console = console
         self.bars: Bars | None = None
         self._prefix = ""
+        plain = console.paint("x", "bold", sys.stderr) == "x"  # --color, NO_COLOR
         if sys.stderr.isatty() and not quiet:
             self.bars = Bars(
                 TextColumn("{task.description}"),
@@ -54,7 +55,7 @@ class Progress:
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
                 TextColumn("{task.fields[note]}"),
-                console=RichConsole(stderr=True),
+                console=RichConsole(stderr=True, no_color=plain),
             )
 
     def __enter__(self) -> Progress:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from b12x_overlay.qualify.client import Client
+from b12x_overlay.qualify.errors import ServerError
 from b12x_overlay.qualify.faults import Fault
 from b12x_overlay.qualify.probe import Server
 from b12x_overlay.qualify.progress import Progress
@@ -44,8 +45,18 @@ class Session:
             self.block.faults.append(FaultCount(kind=fault.kind, count=1, example=fault.detail))
         self.save()
 
-    def give_up(self, cell: str, why: str) -> None:
-        """Record that a measurement was given up."""
+    async def give_up(self, cell: str, why: str) -> None:
+        """Record that a measurement was given up.
+
+        Raises:
+            ServerError: the server is gone; then nothing is recorded, so that a resumed run measures it.
+        """
+        try:
+            await self.client.get_json("/v1/models")
+        except Fault as fault:
+            raise ServerError(
+                f"{cell}: {why}; the server does not answer any more ({fault})"
+            ) from fault
         self.block.stopped.append(CellStop(cell=cell, why=why))
         self.progress.line(f"{cell}: given up: {why}")
         self.save()

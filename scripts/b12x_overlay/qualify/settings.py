@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -104,9 +105,9 @@ class Plan(_Part):
     order: Annotated[str, Field(pattern=r"^[AB]+$")] = Field(
         default="A", description="blocks in time order: A, or ABBA"
     )
-    prefill: PrefillPlan | None = PrefillPlan()
-    decode: DecodePlan | None = DecodePlan()
-    needle: NeedlePlan | None = NeedlePlan()
+    prefill: PrefillPlan | None = Field(default=PrefillPlan(), description="null: not measured")
+    decode: DecodePlan | None = Field(default=DecodePlan(), description="null: not measured")
+    needle: NeedlePlan | None = Field(default=NeedlePlan(), description="null: not measured")
     cooldown_seconds: float = Field(
         default=0.0, ge=0, le=3600, description="pause before every block but the first"
     )
@@ -133,17 +134,21 @@ class SingleThresholds(_Part):
 class RatioThresholds(_Part):
     """For B over A, and for B minus A of the share of EXACT answers."""
 
-    prefill_ratio_min: float | None = 0.97
-    decode_ratio_min: float | None = 0.97
-    accepted_ratio_min: float | None = 0.95
-    needle_difference_min: float | None = -0.02
+    prefill_ratio_min: float | None = Field(default=0.97, description="prompt tokens/s")
+    decode_ratio_min: float | None = Field(
+        default=0.97, description="engine steps/s with speculation, else tokens/s"
+    )
+    accepted_ratio_min: float | None = Field(default=0.95, description="tokens per step")
+    needle_difference_min: float | None = Field(
+        default=-0.02, description="share of EXACT answers, B minus A"
+    )
 
 
 class GuardThresholds(_Part):
     """How many degenerate answers and faulty requests a run may have, and when an answer counts as a loop."""
 
-    degenerate_max: int = Field(default=0, ge=0)
-    faults_max: int = Field(default=0, ge=0)
+    degenerate_max: int = Field(default=0, ge=0, description="empty, repeating, truncated answers")
+    faults_max: int = Field(default=0, ge=0, description="requests that failed in any other way")
     loop_cycles: int = Field(
         default=4, ge=2, description="identical cycles at the end of an answer"
     )
@@ -155,11 +160,17 @@ class GuardThresholds(_Part):
 class Thresholds(_Part):
     """The small file that turns figures into verdicts."""
 
-    confidence: float = Field(default=0.95, gt=0.5, lt=1)
-    single: SingleThresholds = SingleThresholds()
-    ratio: RatioThresholds = RatioThresholds()
-    guard: GuardThresholds = GuardThresholds()
-    question: dict[Literal["a4", "csf", "prefetch"], RatioThresholds] = Field(default_factory=dict)
+    confidence: float = Field(default=0.95, gt=0.5, lt=1, description="of all intervals")
+    single: SingleThresholds = Field(
+        default=SingleThresholds(), description="one server's own figures"
+    )
+    ratio: RatioThresholds = Field(default=RatioThresholds(), description="B over A")
+    guard: GuardThresholds = Field(
+        default=GuardThresholds(), description="degenerate answers and failures"
+    )
+    question: dict[Literal["a4", "csf", "prefetch"], RatioThresholds] = Field(
+        default_factory=dict, description="limits that replace ratio for a question"
+    )
 
     @field_validator("question", mode="before")
     @classmethod
@@ -192,11 +203,14 @@ def load_thresholds(path: Path) -> Thresholds:
         raise UsageError(f"{path}: {explain(error)}") from error
 
 
-def explain(error: ValidationError) -> str:
-    """A validation error as ``name: what is wrong`` lines, without the library's own decoration."""
+def explain(error: ValidationError, name: Callable[[str], str] = lambda where: where) -> str:
+    """A validation error as ``name: what is wrong``, without the library's own decoration.
+
+    *name* turns the dotted place of a value into what the user knows it by.
+    """
     lines = []
     for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"]) or "value"
+        where = name(".".join(str(part) for part in item["loc"]) or "value")
         found = item["input"]
         shown = "" if item["type"] in ("missing", "extra_forbidden") else f" (found {found!r})"
         lines.append(f"{where}: {item['msg'].lower()}{shown}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from b12x_overlay.qualify.address import Address
 from b12x_overlay.qualify.documents import Document, read_document
 from b12x_overlay.qualify.errors import UsageError
-from b12x_overlay.qualify.options import variables
+from b12x_overlay.qualify.plan_options import variables
 from b12x_overlay.qualify.promises import QUESTIONS
 from b12x_overlay.qualify.redact import Secrets, redact
 from b12x_overlay.qualify.schema import ArmName
