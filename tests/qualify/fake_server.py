@@ -230,7 +230,7 @@ class FakeServer:
             error = {"error": {"message": "Unrecognized request argument", "code": 400}}
             return web.json_response(error, status=400)
         fault = self._fault(body, chat)
-        if (refusal := refuse(fault)) is not None:
+        if (refusal := refuse(fault, self.script.key)) is not None:
             return refusal
         wanted = body["max_tokens"]
         if not body.get("stream"):
@@ -320,7 +320,7 @@ class FakeServer:
         kind = self.script.needle
         if self.script.faulty is not None and number not in self.script.faulty:
             kind = "exact"
-        if (refusal := refuse(kind)) is not None:
+        if (refusal := refuse(kind, self.script.key)) is not None:
             return refusal
         self.seen.running += 1
         await asyncio.sleep(0.005)
@@ -372,10 +372,15 @@ def words(fault: str | None, done: int, count: int) -> str:
     return "".join(f" {WORDS[(k * k + k // 7) % len(WORDS)]}{k}" for k in range(done, done + count))
 
 
-def refuse(fault: str | None) -> web.Response | None:
+def refuse(fault: str | None, key: str | None) -> web.Response | None:
     if fault in ("http_429", "http_500", "http_400"):
         status = int(fault[-3:])
-        error = {"error": {"message": f"refused at http://10.1.2.3:8000/{status}", "code": status}}
+        error = {
+            "error": {
+                "message": f"refused at http://10.1.2.3:8000/{status} for {key}",
+                "code": status,
+            }
+        }
         return web.json_response(error, status=status)
     if fault == "html_500":
         return web.Response(text="<html>oops</html>", status=500, content_type="text/html")

@@ -22,7 +22,7 @@ def free_port() -> int:
 
 
 def test_two_servers_in_abba_order(qualify):
-    with serving(decode_tok_s=400) as a, serving(decode_tok_s=200) as b:
+    with serving(decode_tok_s=400) as a, serving(decode_tok_s=40) as b:
         done = qualify(
             "ab", a.url, b.url, "--skip", "needle", "--label-a", "old", "--label-b", "new"
         )
@@ -30,7 +30,7 @@ def test_two_servers_in_abba_order(qualify):
     started = [block["started"] for block in done.result["blocks"]]
     assert started == sorted(started)
     line = done.line("ab.decode.2.tok_s")
-    assert 0.4 < line["value"] < 0.62
+    assert line["value"] < 0.5  # a tenth, on a machine with nothing else to do
     assert line["low"] < line["value"] < line["high"]
     assert line["basis"] == "t over 2 + 2 blocks"
     assert line["verdict"] == "fail"
@@ -78,7 +78,7 @@ def test_speculation_separates_acceptance_from_speed(qualify):
             "ab", a.url, b.url, *QUICK, "--decode-window", "0.8", "--decode-max-tokens", "4000"
         )
     steps, accepted = done.line("ab.decode.2.steps_s"), done.line("ab.decode.2.accepted")
-    assert steps["value"] == pytest.approx(1.0, abs=0.15)
+    assert steps["value"] == pytest.approx(1.0, abs=0.4)
     assert accepted["a"] == pytest.approx(3.0, abs=0.15)
     assert accepted["b"] == pytest.approx(2.0, abs=0.15)
     assert accepted["verdict"] == "fail"
@@ -87,18 +87,18 @@ def test_speculation_separates_acceptance_from_speed(qualify):
 
 def test_restart_by_a_command_that_is_the_server(qualify, monkeypatch):
     """FAKE_SPEED is set for B only, so A must not inherit it."""
-    monkeypatch.setenv("FAKE_SPEED", "50")
+    monkeypatch.setenv("FAKE_SPEED", "4")
     port = free_port()
     command = shlex.join([sys.executable, str(FAKE), str(port)])
     done = qualify(
-        "ab", f"http://127.0.0.1:{port}", "--restart", command, "--env-b", "FAKE_SPEED=200",
+        "ab", f"http://127.0.0.1:{port}", "--restart", command, "--env-b", "FAKE_SPEED=40",
         "--restart-timeout", "30", *QUICK,
     )  # fmt: skip
     assert done.stops() == {}, done.err
-    assert done.line("ab.decode.2.tok_s")["value"] == pytest.approx(0.5, abs=0.12)
+    assert done.line("ab.decode.2.tok_s")["value"] < 0.5
     assert [arm["restart_environment"] for arm in done.result["arms"]] == [
         {},
-        {"FAKE_SPEED": "200"},
+        {"FAKE_SPEED": "40"},
     ]
     with socket.socket() as probe:  # the last server is gone
         assert probe.connect_ex(("127.0.0.1", port)) != 0
@@ -115,7 +115,7 @@ def test_restart_by_a_command_that_replaces_the_server(qualify, tmp_path):
     script.chmod(0o755)
     try:
         done = qualify(
-            "ab", f"http://127.0.0.1:{port}", "--restart", str(script), "--env-b", "FAKE_SPEED=200",
+            "ab", f"http://127.0.0.1:{port}", "--restart", str(script), "--env-b", "FAKE_SPEED=40",
             "--restart-timeout", "30", *QUICK,
         )  # fmt: skip
     finally:
@@ -123,7 +123,7 @@ def test_restart_by_a_command_that_replaces_the_server(qualify, tmp_path):
         import signal
 
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-    assert done.line("ab.decode.2.tok_s")["value"] == pytest.approx(0.5, abs=0.12), done.err
+    assert done.line("ab.decode.2.tok_s")["value"] < 0.5, done.err
 
 
 def test_a_command_that_does_not_replace_the_server_is_found_out(qualify):
@@ -198,11 +198,11 @@ def test_question_sets_the_variable_for_a_restart(qualify):
 
 
 def test_compare_two_results(qualify):
-    with serving(decode_tok_s=400) as fast, serving(decode_tok_s=200) as slow:
+    with serving(decode_tok_s=400) as fast, serving(decode_tok_s=40) as slow:
         one = qualify("run", fast.url, out="one")
         two = qualify("run", slow.url, "--prefill-lengths", "64,128", out="two")
     done = qualify("compare", str(one.folder), str(two.folder / "result.json"), out="both")
-    assert 0.4 < done.line("ab.decode.2.tok_s")["value"] < 0.62
+    assert done.line("ab.decode.2.tok_s")["value"] < 0.5
     assert "blind to run-to-run change" in done.line("ab.decode.2.tok_s")["basis"]
     assert {line["id"] for line in done.result["lines"] if line["id"].startswith("ab.prefill")} == {
         "ab.prefill.64"

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 import json
 import re
 import socket
 from pathlib import Path
 
+import httpx
 import pytest
+from b12x_overlay.qualify.address import Address, OnlyThisServer
+from b12x_overlay.qualify.faults import Fault
 from qualify.fake_server import serving
 
 
@@ -74,6 +78,22 @@ def test_hosts_in_error_messages_are_not_written(qualify):
     text = (done.folder / "result.json").read_text()
     assert "refused at <url>" in text
     assert not re.search(r"10\.1\.2\.3", text)
+
+
+def test_a_key_that_the_server_repeats_is_not_written(qualify, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "correcthorsebattery")
+    with serving(key="correcthorsebattery", fault="http_500") as server:
+        done = qualify("run", server.url, "--only", "prefill", "--api-key-env", "MY_KEY")
+    for path in done.folder.iterdir():
+        assert "correcthorse" not in path.read_text()
+    assert "for <key>" in (done.folder / "result.json").read_text()
+
+
+def test_the_transport_refuses_every_other_origin():
+    transport = OnlyThisServer(Address.parse("http://127.0.0.1:1"), verify=True, connections=1)
+    for url in ("http://127.0.0.1:2/", "https://127.0.0.1:1/", "http://localhost:1/"):
+        with pytest.raises(Fault, match="another address"):
+            asyncio.run(transport.handle_async_request(httpx.Request("GET", url)))
 
 
 def test_a_missing_key_variable_is_named(qualify, monkeypatch):
