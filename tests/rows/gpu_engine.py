@@ -2,7 +2,7 @@
 """A small engine with real b12x kernels: which rows of every step ran A4, decided from the MoE outputs.
 
 ``python -m rows.gpu_engine OUT.json SPEC.json`` serves one checkpoint in several ways on one model runner. The truth
-comes from the scheduler's request states (``engine_cases.Recorder``), the modes from the outputs: after the run every
+comes from the scheduler's request states (``recorder.Recorder``), the modes from the outputs: after the run every
 recorded call's input goes through the same layer once as pure W4A16 and once as pure A4, and each row belongs to the
 result that it is nearer to. Recording copies tensors on the device and reads nothing, so it works under
 VLLM_GPU_SYNC_CHECK=error; copies made during a capture are refreshed by every replay, so replayed steps are seen, too.
@@ -97,10 +97,10 @@ class MoECalls:
 
 
 def make_recorder(llm: Any) -> Any:
-    """An ``engine_cases.Recorder`` that leaves the kernels alone."""
-    from rows import engine_cases
+    """An ``recorder.Recorder`` that leaves the kernels alone."""
+    from rows import engine_cases, recorder
 
-    class Recorder(engine_cases.Recorder):
+    class Recorder(recorder.Recorder):
         def wanted(self) -> list[bool]:
             step = self.steps[-1]
             batch = [step[name] for name in self.batch.req_ids()]
@@ -109,18 +109,18 @@ def make_recorder(llm: Any) -> Any:
         def count_step(self) -> None:
             step = self.steps[-1]
             for request in step.values():
-                for kind in engine_cases.kinds(request):
+                for kind in recorder.kinds(request):
                     self.kinds[kind] = self.kinds.get(kind, 0) + 1
             types = self.wanted()
             if any(types) and not all(types):
                 self.kinds["mixed step"] = self.kinds.get("mixed step", 0) + 1
 
     runner = runner_of(llm)
-    recorder = Recorder(
+    watching = Recorder(
         SimpleNamespace(runner=lambda llm: runner, replace_launch=lambda launch: None)
     )
-    recorder.watch(llm)
-    return recorder
+    watching.watch(llm)
+    return watching
 
 
 def runner_of(llm: Any) -> Any:
@@ -253,7 +253,7 @@ def serve_one(
     from vllm.utils import gpu_sync_debug
     from vllm.v1.worker import moe_row_types
 
-    from rows import engine_cases
+    from rows import engine_cases, recorder
 
     os.environ[settings.ARM] = str(int(arm))
     os.environ[settings.EAGER] = str(int(eager_switch))
