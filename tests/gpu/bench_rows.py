@@ -80,28 +80,27 @@ def typing(requests: tuple[int, ...] = (1, 16, 256)) -> None:
         print(f"{count:4d} requests  " + "  ".join(cells), flush=True)
 
 
-def ranges(rows: int = 1024, counts: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)) -> None:
+def ranges(rows: int = 1024, counts: tuple[int, ...] = (1, 4, 16, 2, 8, 64)) -> None:
     from gpu import armed_layer
 
     layer = armed_layer.make()
-    variants = {"one W4A16 launch": partial(layer.run, None)}
+    layer.prepare(rows)
+    print(f"# one MoE call of {rows} rows, {armed_layer.GEOMETRY}, by prefill ranges. {versions()}")
     for count in counts:
+        variants = {"one W4A16 launch": partial(layer.run, None)}
         for name, split in armed_layer.splits(rows, count).items():
             variants[f"{count} ranges, {name}"] = partial(layer.run, split)
-    layer.prepare(rows)
-    for variant in variants.values():
-        variant()  # compiles
-    torch.cuda.synchronize()
-    print(f"# one MoE call of {rows} rows, {armed_layer.GEOMETRY}, by prefill ranges. {versions()}")
-    host = host_time(variants, calls=2, repetitions=9)
-    graphs = {name: graph_of(variant).replay for name, variant in variants.items()}
-    device = device_time(graphs, calls=1, repetitions=9)
-    eager = device_time(variants, calls=1, repetitions=9)
-    for name in variants:
-        print(
-            f"{name:22s} device {device[name]} us, host {host[name]} us, eager {eager[name]} us",
-            flush=True,
-        )
+        for variant in variants.values():
+            variant()  # compiles
+        host = host_time(variants, calls=1, repetitions=7)
+        graphs = {name: graph_of(variant).replay for name, variant in variants.items()}
+        device = device_time(graphs, calls=1, repetitions=5)
+        eager = device_time(variants, calls=1, repetitions=5)
+        for name in variants:
+            print(
+                f"{name:22s} device {device[name]} us, host {host[name]} us, eager {eager[name]} us",
+                flush=True,
+            )
 
 
 def rows() -> None:
