@@ -3,11 +3,17 @@
 
 Human text goes to stderr where a command prints machine output (``--json``), else to stdout; errors and progress
 always go to stderr. Standard library only.
+
+Output never decides what a command does: a reader that has gone (``| head``), a closed descriptor and an encoding that
+lacks a character cost text, not work, and the exit code stays that of the work. Only a result that cannot be written
+to stdout (a full disk) is an error of its own, exit code 4.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import sys
@@ -50,8 +56,15 @@ class Console:
     def __init__(self, *, color: str = "auto", verbosity: int = 0, as_json: bool = False) -> None:
         self.verbosity = verbosity
         self.as_json = as_json
-        self.out: TextIO = sys.stderr if as_json else sys.stdout
         self._color = color
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+
+    @property
+    def out(self) -> TextIO | None:
+        """Where human text goes; None where the caller closed it."""
+        return sys.stderr if self.as_json else sys.stdout
 
     def paint(self, text: str, colour: str, stream: TextIO | None = None) -> str:
         """*text* in *colour* where *stream* (default: the human output) shows colour."""
@@ -62,31 +75,28 @@ class Console:
     def say(self, text: str = "") -> None:
         """A result line; silent with -q."""
         if self.verbosity >= 0:
-            print(text, file=self.out, flush=True)
+            _write(self.out, f"{text}\n")
 
     def detail(self, text: str) -> None:
         """A line for -v, on stderr."""
         if self.verbosity > 0:
-            print(text, file=sys.stderr, flush=True)
+            _write(sys.stderr, f"{text}\n")
 
     def progress(self, text: str) -> None:
         """What a long step is doing, on stderr; silent with -q."""
         if self.verbosity >= 0:
-            print(text, file=sys.stderr, flush=True)
+            _write(sys.stderr, f"{text}\n")
 
     def error(self, text: str, hint: str = "") -> None:
         """An error, always shown, on stderr."""
-        print(f"{self.paint('error:', 'red', sys.stderr)} {text}", file=sys.stderr)
+        _write(sys.stderr, f"{self.paint('error:', 'red', sys.stderr)} {text}\n")
         if hint:
-            print(f"{self.paint('next:', 'bold', sys.stderr)} {hint}", file=sys.stderr)
-        sys.stderr.flush()
+            _write(sys.stderr, f"{self.paint('next:', 'bold', sys.stderr)} {hint}\n")
 
     def json(self, value: Any) -> None:
         """The machine output: one JSON document on stdout, only with --json."""
         if self.as_json:
-            json.dump(value, sys.stdout, indent=2, sort_keys=False)
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+            _write(sys.stdout, json.dumps(value, indent=2, sort_keys=False) + "\n")
 
     def table(
         self,
@@ -98,14 +108,13 @@ class Console:
         if self.verbosity < 0:
             return
         widths = [max(len(str(row[i])) for row in [header, *rows]) for i in range(len(header))]
-        print(self.paint(_row(header, widths), "bold"), file=self.out)
+        _write(self.out, self.paint(_row(header, widths), "bold") + "\n")
         for row in rows:
             line = _row(row, widths)
             name = colour(row[-1]) if colour else ""
             if name:
                 line = line[: len(line) - len(row[-1])] + self.paint(row[-1], name)
-            print(line, file=self.out)
-        self.out.flush()
+            _write(self.out, f"{line}\n")
 
 
 def add_common_flags(parser: argparse.ArgumentParser) -> None:
@@ -136,14 +145,16 @@ def guarded(console: Console, run: Callable[[], int]) -> int:
     try:
         return int(run())
     except CommandError as error:
-        console.json({"error": {"reason": error.reason, "message": str(error), "next": error.hint}})
+        _error_as_json(console, error.reason, str(error), error.hint)
         console.error(str(error), error.hint)
         return int(error.code)
     except KeyboardInterrupt:
         console.error("interrupted")
         return int(ExitCode.INTERRUPTED)
-    except BrokenPipeError:  # the reader (head, less) has gone; nothing more to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (
+        BrokenPipeError
+    ):  # of a stream that the command itself wrote to; see _write for all others
+        _discard(sys.stdout)
         return int(ExitCode.OK)
     except OSError as error:
         name = f"{error.filename}: " if error.filename else ""
@@ -159,12 +170,47 @@ def _failed(console: Console, reason: str, message: str, *, trace: bool) -> int:
         import traceback
 
         traceback.print_exc()
-    console.json({"error": {"reason": reason, "message": message, "next": ""}})
+    _error_as_json(console, reason, message, "")
     console.error(message)
     return int(ExitCode.FAILED)
 
 
-def _use_colour(choice: str, stream: TextIO) -> bool:
+def _error_as_json(console: Console, reason: str, message: str, hint: str) -> None:
+    with contextlib.suppress(CommandError):  # stdout takes nothing; stderr still says it
+        console.json({"error": {"reason": reason, "message": message, "next": hint}})
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    """Write *text*, or lose it: see the module's words on output.
+
+    Raises:
+        CommandError: stdout takes nothing although somebody reads it.
+    """
+    if stream is None:  # closed by the caller: >&-
+        return
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        _discard(stream)
+        if stream is sys.stdout and not isinstance(error, BrokenPipeError):
+            raise CommandError(
+                f"standard output: {error.strerror or error}", code=ExitCode.FAILED, reason="io"
+            ) from error
+
+
+def _discard(stream: TextIO | None) -> None:
+    """From here on *stream* swallows what is written, also what Python flushes at its end."""
+    if stream is not None:
+        with contextlib.suppress(OSError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
+
+
+def _use_colour(choice: str, stream: TextIO | None) -> bool:
+    if stream is None:
+        return False
     if choice != "auto":
         return choice == "always"
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
