@@ -104,6 +104,7 @@ def test_a_model_that_is_nowhere_is_not_decided(server: tuple[Path, ...], tmp_pa
     [
         (("--nope",), 2),
         (("--assume-gpu", "big"), 2),
+        (("--assume-gpu", "12"), 2),  # 12.0 cut short, not SM12
         (("--check", "x"), 2),  # no abbreviations
         (("--checkpoint", "/nowhere"), 1),
         (("--", "vllm", "serve", "m", "--moe-backend"), 1),
@@ -114,6 +115,17 @@ def test_bad_input_is_said_and_never_a_traceback(arguments: tuple[str, ...], cod
     result = doctor(*arguments)
     assert result.returncode == code, result.stdout + result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_variables_before_the_command_count(server: tuple[Path, ...], tmp_path: Path) -> None:
+    model = calibrated(tmp_path / "model")
+    line = [f"{name}={value}" for name, value in ON.items()]
+    options = ("--assume-gpu", "12.0", "--json", "--")
+    for words in (line, ["env", *line]):
+        result = doctor(*options, *words, "vllm", "serve", model, *SERVE, paths=server)
+        report = json.loads(result.stdout)
+        rows = {row["name"]: row for row in report["features"]}
+        assert (result.returncode, rows["A4 prefill"]["active"]) == (0, True)
 
 
 def test_colour_only_where_it_is_wanted() -> None:

@@ -213,9 +213,35 @@ def test_a_config_file_counts_and_the_command_line_wins(tmp_path: Path) -> None:
         'serve m --speculative-config {"num_speculative_tokens":"x"}',
     ],
 )
-def test_a_malformed_flag_is_an_error_that_names_it(command: str) -> None:
-    with pytest.raises(serveargs.ServeArgsError, match="--"):
-        serveargs.parse(command.split())
+def test_a_malformed_flag_is_a_problem_that_names_it_and_hides_no_other(command: str) -> None:
+    serve, found = serveargs.parse([*command.split()[:2], "-pp", "2", *command.split()[2:]])
+    assert (serve.model, serve.count("pipeline-parallel-size")) == ("m", 2)
+    assert [finding.level for finding in found] == [Level.PROBLEM]
+    assert "--" in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("command", "model"),
+    [
+        ("vllm serve m -tp 2", "m"),
+        ("/venv/bin/vllm serve m -tp 2", "m"),
+        ("m -tp 2", "m"),  # the image's arguments
+        ("python3 -m vllm.entrypoints.openai.api_server --model m -tp 2", "m"),
+        ("-tp 2", ""),
+    ],
+)
+def test_forms_of_the_command(command: str, model: str) -> None:
+    serve, found = serveargs.parse(command.split())
+    assert (serve.model, serve.count("tensor-parallel-size"), found) == (model, 2, [])
+
+
+@pytest.mark.parametrize(
+    ("command", "words"), [("vllm bench serve", "'vllm bench'"), ("m other -tp 2", "'other'")]
+)
+def test_what_is_no_serve_command_is_said(command: str, words: str) -> None:
+    _, found = serveargs.parse(command.split())
+    assert [finding.level for finding in found] == [Level.PROBLEM]
+    assert words in found[0].text
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from b12x_overlay.console import Console, add_common_flags, console_from, guarded
 from b12x_overlay.doctor.examine import Question, Report, examine
@@ -25,6 +25,7 @@ _EPILOG = """\
 examples:
   doctor                                             what is installed here
   doctor -- vllm serve MODEL --moe-backend b12x -tp 2   will this command do what I want?
+  doctor -- VLLM_B12X_CSF_COMPRESS=1 vllm serve ...  with variables that this shell does not have
   doctor --checkpoint DIR                            which of its layers are calibrated?
   docker run --rm --gpus all --entrypoint python3 IMAGE /opt/b12x-overlay/doctor
 
@@ -37,6 +38,10 @@ exit codes:
 """
 
 
+_OLDEST = 5
+"""Maxwell, the oldest that CUDA 12 knows: "12" is not SM12 but an SM120 cut short."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``doctor`` and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -45,12 +50,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         own, command = words[: words.index("--")], words[words.index("--") + 1 :]
     args = _parser().parse_args(own)
     console = console_from(args)
+    environ, command = _with_variables(command)
     question = Question(tuple(command), args.checkpoint, args.assume_gpu)
-    return guarded(console, lambda: _run(question, console))
+    return guarded(console, lambda: _run(question, environ, console))
 
 
-def _run(question: Question, console: Console) -> int:
-    report = examine(question, load_or_refuse(), os.environ, _progress(console))
+def _with_variables(command: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The environment with what stands before the command, ``NAME=1 vllm serve ...`` as in a shell, and the rest."""
+    environ, words = dict(os.environ), list(command)
+    if words[:1] == ["env"]:
+        words.pop(0)
+    while words and (match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", words[0], re.DOTALL)):
+        environ[match[1]] = match[2]
+        words.pop(0)
+    return environ, words
+
+
+def _run(question: Question, environ: Mapping[str, str], console: Console) -> int:
+    report = examine(question, load_or_refuse(), environ, _progress(console))
     show(report, console)
     console.json(report.as_json())
     return _code(report)
@@ -69,10 +86,11 @@ def _progress(console: Console) -> Callable[[int, int], None]:
 
 
 def _capability(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)a?", text.strip().lower())
-    if match is None:
+    match = re.fullmatch(r"(\d+)\.(\d)|(?:sm_?)?(\d+)(\d)[af]?", text.strip().lower())
+    major = int(match[1] or match[3]) if match else 0
+    if match is None or major < _OLDEST:
         raise argparse.ArgumentTypeError(f"{text!r} is no compute capability; give 12.0 or sm120")
-    return int(match[1]), int(match[2])
+    return major, int(match[2] or match[4])
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -115,7 +115,8 @@ def examine(
     found: list[Finding] = []
     switches, more = settings.read(environ, settings.registered_in_vllm())
     found += more
-    serve = _serve(question, found)
+    serve, more = serveargs.parse(list(question.command))
+    found += more
     vllm = integrity.quick(expected)
     found += _vllm_findings(vllm, expected)
     pins = packages.exact_pins(installed) if (installed := packages.find("vllm")) else {}
@@ -130,18 +131,6 @@ def examine(
     found += gpu.findings(gpus, packages.torch_cuda(), features.wants_gpu(seen), environ)
     rows = tuple(table.evaluate(seen))
     return Report(tuple(found), rows, packages.versions(), vllm, given, gpus, read, switches.given)
-
-
-def _serve(question: Question, found: list[Finding]) -> ServeArgs:
-    try:
-        args, more = serveargs.parse(list(question.command))
-    except serveargs.ServeArgsError as error:
-        found.append(
-            Finding("flags", Level.PROBLEM, str(error), "correct the command line after --")
-        )
-        return ServeArgs(given=True)
-    found += more
-    return args
 
 
 def _checkpoint(

@@ -80,47 +80,69 @@ class ServeArgs:
 
 
 def parse(command: list[str]) -> tuple[ServeArgs, list[Finding]]:
-    """Read what follows ``--`` on doctor's command line: ``vllm serve MODEL --flag ...``, or only the flags.
+    """Read what follows ``--`` on doctor's command line: ``vllm serve MODEL --flag ...``, or only model and flags.
 
-    Raises:
-        ServeArgsError: a value of interest that is missing or malformed.
+    A value of interest that is missing or malformed is a finding; all other flags are read as they are.
     """
     if not command:
         return ServeArgs(), []
-    words = list(command)
-    if Path(words[0]).name == "vllm":
-        words.pop(0)
-    if words[:1] == ["serve"]:
-        words.pop(0)
     raw: dict[str, Any] = {}
+    found: list[Finding] = []
+    words = _without_program(list(command), found)
     if words and not words[0].startswith("-"):
         raw["model"] = words.pop(0)
-    found: list[Finding] = []
-    _collect(words, raw)
+        if words and not words[0].startswith("-"):
+            _wrong(found, f"{words[0]!r} after the model {raw['model']!r} is no flag")
+    _collect(words, raw, found)
     if "config" in raw:
-        for name, value in _config_file(Path(raw["config"]), found).items():
-            raw.setdefault(name, value)  # the command line wins
+        try:
+            for name, value in _config_file(Path(raw["config"]), found).items():
+                raw.setdefault(name, value)  # the command line wins
+        except ServeArgsError as error:
+            _wrong(found, str(error))
     kernel, draft = raw.get("kernel-config", {}), raw.get("speculative-config", {})
     backend = raw.get("moe-backend", "auto")
     if _name(backend) == "auto":
         backend = kernel.get("moe_backend", "auto")
+    try:
+        draft_tokens = _integer(
+            "speculative-config.num_speculative_tokens",
+            str(draft.get("num_speculative_tokens") or 0),
+        )
+    except ServeArgsError as error:
+        _wrong(found, str(error))
+        draft_tokens = 0
     args = ServeArgs(
         given=True,
         model=str(raw.get("model", "")),
         moe_backend=_name(backend),
         quantization=str(raw.get("quantization", "")),
         load_format=str(raw.get("load-format", "auto")),
-        draft_tokens=_integer(
-            "speculative-config.num_speculative_tokens",
-            str(draft.get("num_speculative_tokens") or 0),
-        ),
+        draft_tokens=draft_tokens,
         draft_moe_backend=_name(draft.get("moe_backend") or ""),
         raw=raw,
     )
     return args, found
 
 
-def _collect(words: list[str], raw: dict[str, Any]) -> None:
+def _wrong(found: list[Finding], text: str) -> None:
+    found.append(Finding("flags", Level.PROBLEM, text, "correct the command line after --"))
+
+
+def _without_program(words: list[str], found: list[Finding]) -> list[str]:
+    """*words* without ``vllm serve`` or ``python -m vllm.…``; the image's own arguments start with the model."""
+    name = Path(words[0]).name
+    if name.startswith("python") and words[1:2] == ["-m"] and words[2:3] and "vllm" in words[2]:
+        return words[3:]
+    if name == "vllm":
+        words = words[1:]
+        if words and words[0] != "serve" and not words[0].startswith("-"):
+            _wrong(found, f"'vllm {words[0]}' is not 'vllm serve'")
+            return []
+    return words[1:] if words[:1] == ["serve"] else words
+
+
+def _collect(words: list[str], raw: dict[str, Any], found: list[Finding]) -> None:
     while words:
         word = words.pop(0)
         if not word.startswith("-"):
@@ -136,9 +158,13 @@ def _collect(words: list[str], raw: dict[str, Any]) -> None:
             continue
         if not equals:
             if not words:
-                raise ServeArgsError(f"--{name} has no value")
+                _wrong(found, f"--{name} has no value")
+                continue
             value = words.pop(0)
-        _store(raw, name, path, value)
+        try:
+            _store(raw, name, path, value)
+        except ServeArgsError as error:
+            _wrong(found, str(error))
 
 
 def _store(raw: dict[str, Any], name: str, path: list[str], value: str) -> None:
