@@ -197,7 +197,11 @@ def test_without_an_engine_each_ones_reason_is_given(tmp_path: Path) -> None:
         (("--base", "Not A Name"), 2),
         (("--line", "has space"), 2),
         (("--date", "yesterday"), 2),
+        (("--date", "20261399"), 2),
         (("--name", "UPPER"), 2),
+        (("--name", "x:latest"), 2),  # a second tag would be appended
+        (("--name", "x@sha256:" + "0" * 64), 2),
+        (("--programs", "/nonexistent"), 2),  # with --print, which writes nothing
         (("--arch", "riscv64"), 2),
         (("--engine", "kaniko"), 2),
         (("--pri",), 2),  # no abbreviations
@@ -221,10 +225,50 @@ def test_output_that_is_in_the_way(tmp_path: Path) -> None:
     receipt.refuse_existing(make("localhost/none:1", date="20260102"), tmp_path / "new")
 
 
-def test_a_bad_epoch_is_refused() -> None:
-    result = build_image("--print", "--base", "localhost/none:1", SOURCE_DATE_EPOCH="today")
+@pytest.mark.parametrize("epoch", ["today", "9" * 14, "-1", "²"])
+def test_a_bad_epoch_is_refused(epoch: str) -> None:
+    result = build_image("--print", "--base", "localhost/none:1", SOURCE_DATE_EPOCH=epoch)
     assert result.returncode == 2
-    assert "SOURCE_DATE_EPOCH" in result.stderr
+    assert "error: SOURCE_DATE_EPOCH" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_registry_with_a_port_is_no_tag() -> None:
+    assert make("localhost/none:1", name="localhost:5000/a/b").image.startswith(
+        "localhost:5000/a/b:v0"
+    )
+
+
+class TestPrograms:
+    """--programs DIR."""
+
+    def test_they_replace_earlier_ones_and_nothing_else(self, tmp_path: Path) -> None:
+        assert build_image("--programs", str(tmp_path)).returncode == 0
+        assert build_image("--programs", str(tmp_path)).returncode == 0
+        (tmp_path / "doctor").write_text("#!/bin/sh\n")
+        verify = (tmp_path / "verify").stat().st_ino
+        result = build_image("--programs", str(tmp_path))
+        assert result.returncode == 3
+        assert f"{tmp_path / 'doctor'} is in the way" in result.stderr
+        assert "next: " in result.stderr
+        assert (tmp_path / "doctor").read_text() == "#!/bin/sh\n"
+        assert (tmp_path / "verify").stat().st_ino == verify
+
+    def test_a_file_in_the_folders_place(self, tmp_path: Path) -> None:
+        (tmp_path / "x").touch()
+        for place in ("x", "x/y"):
+            result = build_image("--programs", str(tmp_path / place))
+            assert (result.returncode, "is in the way" in result.stderr) == (3, True)
+
+    def test_a_full_disk_leaves_no_part(self, tmp_path: Path) -> None:
+        line = f'trap "" XFSZ; ulimit -f 16; exec "$0" "$1" --programs "{tmp_path}"'
+        done = subprocess.run(
+            ["bash", "-c", line, sys.executable, str(SCRIPTS / "build-image")],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 4
+        assert f"error: {tmp_path / 'verify'} cannot be written: File too large" in done.stderr
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_credentials_of_a_remote_do_not_reach_the_labels() -> None:

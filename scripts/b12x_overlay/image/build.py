@@ -121,8 +121,22 @@ def _build(args: argparse.Namespace, settled: plan.Plan, engine: Engine, console
 
 
 def _programs(folder: Path, console: Console) -> int:
-    folder.mkdir(parents=True, exist_ok=True)
-    made = programs.write(folder, expected.from_checkout())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        made = programs.write(folder, expected.from_checkout())
+    except (FileExistsError, NotADirectoryError) as error:
+        raise CommandError(
+            f"{error.filename} is in the way: {error.strerror}",
+            reason="exists",
+            hint="move it away, or give --programs another folder",
+        ) from error
+    except OSError as error:
+        raise CommandError(
+            f"{error.filename or folder} cannot be written: {error.strerror}",
+            code=ExitCode.FAILED,
+            reason="io",
+            hint="give --programs a folder that can be written",
+        ) from error
     for name in made:
         console.say(str(folder / name))
     console.json({"programs": {name: str(folder / name) for name in made}})
@@ -166,8 +180,9 @@ def _parser() -> argparse.ArgumentParser:
         "--output", type=Path, metavar="DIR", help="also write OCI archive, SBOM and receipt"
     )
     parser.add_argument("--no-sbom", action="store_true", help="export without an SBOM")
-    parser.add_argument("--print", action="store_true", help="show the plan and build nothing")
-    parser.add_argument(
+    stop = parser.add_mutually_exclusive_group()
+    stop.add_argument("--print", action="store_true", help="show the plan and build nothing")
+    stop.add_argument(
         "--programs", type=Path, metavar="DIR", help="write verify and doctor to DIR and stop"
     )
     add_common_flags(parser)

@@ -23,6 +23,7 @@ from b12x_overlay.paths import REPO
 DEFAULT_BASE = "vllm/vllm-openai:v0.33.0"
 DEFAULT_NAME = "b12x-overlay"
 LINE = "v0.33.0-b12x"
+_LAST_SECOND = "99999999999"  # in the year 5138; tags have four digits for it
 _MACHINES = {docker: machine for machine, docker in content.ARCHITECTURES.items()}
 
 
@@ -130,7 +131,9 @@ def make(
     try:
         named = reference.parse(base)
     except reference.ReferenceError as error:
-        raise CommandError(str(error), code=ExitCode.USAGE, reason="base") from error
+        raise CommandError(
+            f"--base: {error}", code=ExitCode.USAGE, reason="base", hint=f"--base {DEFAULT_BASE}"
+        ) from error
     machine = _MACHINES[docker_arch]
     source = _source(url)
     found = _resolve(named, docker_arch, engine)
@@ -138,18 +141,40 @@ def make(
     inputs = content.inputs(known, machine)
     line = line or (LINE if machine == "x86_64" else f"{LINE}-{docker_arch}")
     day = date or datetime.fromtimestamp(source.epoch, UTC).strftime("%Y%m%d")
-    if not re.fullmatch(r"\d{8}", day) or not reference.is_tag(f"{line}-{day}-{'0' * 16}"):
+    if not _is_day(day):
+        text = f"--date {day!r} is no day YYYYMMDD"
+        raise CommandError(
+            text, code=ExitCode.USAGE, reason="date", hint="give it as 20261231, or leave it out"
+        )
+    if not reference.is_tag(f"{line}-{day}-{'0' * 16}"):
         text = f"line {line!r} and date {day!r} make no tag <line>-<YYYYMMDD>-<content id>"
-        raise CommandError(text, code=ExitCode.USAGE, reason="tag")
+        raise CommandError(
+            text,
+            code=ExitCode.USAGE,
+            reason="tag",
+            hint="give --line letters, digits, '.', '_', '-'",
+        )
     try:
-        reference.parse(name)
+        reference.repository(name)
     except reference.ReferenceError as error:
-        raise CommandError(f"--name: {error}", code=ExitCode.USAGE, reason="name") from error
+        raise CommandError(
+            f"--name: {error}",
+            code=ExitCode.USAGE,
+            reason="name",
+            hint="give registry/repository in small letters; the tag comes from --line and --date",
+        ) from error
     identity = content.content_id(inputs)
     notes = (*source.notes, *found.notes)
     return Plan(
         known, found.image, machine, line, day, name, identity, inputs, source, notes, found.info
     )
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return datetime.strptime(text, "%Y%m%d").strftime("%Y%m%d") == text
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -223,11 +248,12 @@ def _source(url: str) -> Source:
     """Commit, time and address of this checkout; SOURCE_DATE_EPOCH wins over the commit's time."""
     notes = []
     given = os.environ.get("SOURCE_DATE_EPOCH", "")
-    if given and not given.isdigit():
+    if given and not (given.isascii() and given.isdigit() and len(given) <= len(_LAST_SECOND)):
         raise CommandError(
-            f"SOURCE_DATE_EPOCH={given!r} is no number of seconds",
+            f"SOURCE_DATE_EPOCH={given!r} is no number of seconds up to {_LAST_SECOND}",
             code=ExitCode.USAGE,
             reason="epoch",
+            hint="unset SOURCE_DATE_EPOCH, or set it to the output of: git log -1 --format=%ct",
         )
     revision, epoch = _git("rev-parse", "HEAD"), _git("log", "-1", "--format=%ct")
     if not revision or not epoch:

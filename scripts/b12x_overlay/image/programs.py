@@ -8,7 +8,9 @@ the same bytes with every Python: stored, not compressed, with fixed times and m
 from __future__ import annotations
 
 import io
+import os
 import zipfile
+from errno import EEXIST
 from pathlib import Path
 
 from b12x_overlay.image.expected import NAME, Expected
@@ -62,9 +64,34 @@ def build(name: str, expected: Expected) -> bytes:
 
 
 def write(folder: Path, expected: Expected) -> dict[str, bytes]:
-    """Write both programs, executable, into *folder*; returns their bytes."""
+    """Write both programs, executable, into *folder*, each whole or not at all; returns their bytes.
+
+    Raises:
+        FileExistsError: something that is not an earlier version of the program has its name; nothing was written.
+        OSError: *folder* cannot be written.
+    """
     made = {name: build(name, expected) for name in PROGRAMS}
+    for name in made:
+        path = folder / name
+        if path.is_symlink() or (path.exists() and not _ours(path, name)):
+            raise FileExistsError(EEXIST, "not a program of this project", str(path))
     for name, data in made.items():
-        (folder / name).write_bytes(data)
-        (folder / name).chmod(0o755)
+        temporary = folder / f".{name}.{os.getpid()}.tmp"
+        try:
+            temporary.write_bytes(data)
+            temporary.chmod(0o755)
+            temporary.replace(folder / name)
+        except OSError as error:  # write() itself names no file
+            raise OSError(error.errno, error.strerror, str(folder / name)) from error
+        finally:
+            temporary.unlink(missing_ok=True)
     return made
+
+
+def _ours(path: Path, name: str) -> bool:
+    """Whether *path* is the program *name*, of whatever version."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return PROGRAMS[name].encode() in archive.read("__main__.py")
+    except (OSError, KeyError, zipfile.BadZipFile):
+        return False

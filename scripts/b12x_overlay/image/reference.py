@@ -61,6 +61,18 @@ def parse(text: str) -> Reference:
     return Reference(registry, path, tag or ("" if digest else "latest"), digest)
 
 
+def repository(text: str) -> Reference:
+    """Parse a name that a tag will be appended to.
+
+    Raises:
+        ReferenceError: it is none, or has a tag or a digest already.
+    """
+    found = parse(text)
+    if found.digest or ":" in text.rpartition("/")[2]:
+        raise ReferenceError(f"{text!r} has a tag or digest, wanted is a name without one")
+    return found
+
+
 def is_tag(text: str) -> bool:
     """Whether *text* may stand after the colon."""
     return bool(_TAG.match(text))

@@ -135,7 +135,8 @@ class _Client:
             except urllib.error.URLError as again:
                 raise RegistryError(f"{self._name}: {again}") from again
         except (urllib.error.URLError, OSError) as error:
-            raise RegistryError(f"{self._name}: the registry cannot be reached: {error}") from error
+            why = getattr(error, "reason", error)
+            raise RegistryError(f"{self._name}: the registry cannot be reached: {why}") from error
 
     def _open(self, path: str, accept: str) -> bytes:
         request = urllib.request.Request(f"{self._base}/{path}", headers={"Accept": accept})
