@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -84,9 +85,13 @@ def reexec(name: str) -> None:
 def _create(name: str, home: Path, python: Path) -> None:
     _say(f"setting up {home} (once)")
     shutil.rmtree(home, ignore_errors=True)  # left by an interrupted run
+    without = importlib.util.find_spec("ensurepip") is None
     _run(
         [sys.executable, "-m", "venv", str(home)],
-        "this Python cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv",
+        "this Python cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv"
+        if without
+        else f"cannot make a virtual environment in {home}; check the space and the rights there, or set "
+        "B12X_OVERLAY_BUILD to another folder",
     )
     for requirements, options in _requirement_files(name):
         _say(f"installing {requirements.relative_to(REPO)}")

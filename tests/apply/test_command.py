@@ -160,6 +160,36 @@ class TestWithoutTarget:
         assert str(made.root / "build/sources") in result.err
         assert list((made.root / "build/sources").iterdir()) == []
 
+    def test_without_an_environment_the_way_round_it_is_said(
+        self, made: Project, fetched: Path
+    ) -> None:
+        data = fetched.read_bytes()
+        fetched.unlink()
+        offline = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple/", "PIP_RETRIES": "0"}
+        result = made.run("--json", env=offline)
+        assert (result.code, json.loads(result.out)["error"]["reason"]) == (4, "environment")
+        last = result.err.splitlines()[-1]
+        assert last == f"next: with {fetched.name} in {fetched.parent} no environment is needed"
+        fetched.write_bytes(data)
+        assert made.run(env=offline).code == 0
+
+    def test_another_users_environment_is_named(self, made: Project) -> None:
+        env = {"B12X_OVERLAY_BUILD": str(made.root / "build")}
+        code = "from b12x_overlay import bootstrap; print(bootstrap.environment('apply'))"
+        home = Path(
+            subprocess.run(
+                [PYTHON, "-c", code], cwd=made.root / "scripts", env={**made.env, **env},
+                capture_output=True, text=True, check=True,
+            ).stdout.strip()
+        )  # fmt: skip
+        (home / "bin").mkdir(parents=True)
+        (home / "bin/python").write_text("")
+        (home / ".complete").touch()
+        result = made.run(env=env)
+        assert result.code == 4
+        assert f"error: {home / 'bin/python'} cannot be run by this user" in result.err
+        assert "next: set B12X_OVERLAY_BUILD to a folder of your own" in result.err
+
     @pytest.mark.parametrize(
         "kind", ["symlink", "hardlink", "dots", "absolute", "second", "device"]
     )
@@ -190,7 +220,8 @@ class TestUsage:
     @pytest.mark.parametrize(
         "args",
         [["nonsense"], ["bump"], ["apply", "/some/tree"], ["revert", "--commit"], ["--output", "x"], ["export"],
-         ["-v", "-q"], ["--target", ""], ["--color", "blue"]],
+         ["-v", "-q"], ["--target", ""], ["--color", "blue"], ["list", "--target", "x"], ["bump", "1.0", "--target", "x"],
+         ["--commit", "--target", "installed"], ["export", "--target", "installed"]],
     )  # fmt: skip
     def test_wrong_use(self, made: Project, args: list[str]) -> None:
         result = made.run(*args)

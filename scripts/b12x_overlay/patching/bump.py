@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from b12x_overlay import bootstrap
 from b12x_overlay.console import CommandError, Console
 from b12x_overlay.exitcodes import ExitCode
-from b12x_overlay.patching import fetch, lock
+from b12x_overlay.patching import environment, fetch, lock
 from b12x_overlay.patching.entry import Entry
 from b12x_overlay.patching.fit import Fit, HunkFit, carry, fit_file, summary
 from b12x_overlay.patching.patchset import PatchSet
@@ -123,7 +122,7 @@ def _open(args: argparse.Namespace, console: Console, wanted: Iterable[str]) -> 
                 code=ExitCode.DIFFERENT,
                 reason="not-fetched",
             )
-        bootstrap.reexec("apply")
+        environment.enter(f"with {archive.name} in {archive.parent} no environment is needed")
         archive.parent.mkdir(parents=True, exist_ok=True)
         waiting = f"waiting for another run that fetches into {archive.parent}"
         with lock.exclusive(archive.parent, lambda: console.progress(waiting)):

@@ -11,7 +11,7 @@ from typing import Any
 from b12x_overlay import console as consoles
 from b12x_overlay.console import CommandError, Console
 from b12x_overlay.exitcodes import ExitCode
-from b12x_overlay.patching import engine, patchset, report
+from b12x_overlay.patching import again, engine, patchset, report
 from b12x_overlay.patching.patchset import PatchSet, PatchSetError
 from b12x_overlay.patching.sources import default_tree
 from b12x_overlay.patching.target import FolderTarget, at_folder
@@ -80,12 +80,19 @@ def _check_usage(made: argparse.ArgumentParser, args: argparse.Namespace) -> Non
                    f"{args.verb} takes no argument {args.other!r}; did you mean --target {args.other}?")  # fmt: skip
     if args.commit and (args.verb != "apply" or wheel):
         made.error("--commit goes with apply on a git checkout")
+    if args.target == "installed" and (args.commit or args.verb == "export"):
+        made.error("give the checkout's folder as --target; 'installed' depends on the Python")
     if args.output is not None and not (wheel and args.verb == "apply"):
         made.error("--output goes with apply --target FILE.whl")
     if args.verb == "export" and not args.target:
         made.error("export needs --target CHECKOUT")
     if args.target == "":
         made.error("--target is empty")
+    if args.target and args.verb in ("list", "bump"):
+        made.error(
+            f"{args.verb} takes no --target"
+            + ("" if args.verb == "bump" else "; status says what a target holds")
+        )
 
 
 def _run(args: argparse.Namespace, console: Console) -> int:
@@ -171,16 +178,15 @@ def describe(target: FolderTarget) -> dict[str, Any]:
 
 
 def _next_step(args: argparse.Namespace, outcome: engine.Outcome, target: FolderTarget) -> str:
-    same = f" --target {args.target}" if args.target else ""
     if outcome.code is ExitCode.REFUSED:
         return ""
+    apply = again.command("apply", args.target)
     if outcome.outcome == "interrupted" or outcome.outcome.startswith("would"):
-        verb = args.verb if args.verb == "revert" else "apply"
-        return f"scripts/apply-patches {verb}{same}"
+        return again.command("revert", args.target) if args.verb == "revert" else apply
     if args.verb == "revert":
-        return f"scripts/apply-patches{same} applies the set again"
+        return f"{apply} applies the set again"
     if outcome.code is not ExitCode.OK:
-        return ""
+        return f"{apply} applies the set" if report.settled_by_apply(outcome) else ""
     if target.kind == "installed":
         return "restart the servers that import this vLLM"
     if not args.target:

@@ -48,9 +48,9 @@ def pinned_tree(pin: Pin, say: Say) -> Path:
         ) from error
     archive = folder / pin.sdist.filename
     if not archive.exists():
-        from b12x_overlay import bootstrap
+        from b12x_overlay.patching import environment
 
-        bootstrap.reexec("apply")
+        environment.enter(f"with {archive.name} in {folder} no environment is needed")
     with lock.exclusive(folder, lambda: say(f"waiting for another run that fetches into {folder}")):
         if tree.is_dir():
             return tree

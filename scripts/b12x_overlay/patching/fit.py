@@ -63,6 +63,15 @@ def carry(fits: list[HunkFit], data: bytes) -> bytes:
     return b"".join(lines)
 
 
+def take_off(diff: FileDiff, data: bytes) -> bytes:
+    """*data* without the hunks whose result stands there, for judging an earlier patch of a series."""
+    lines = split_lines(data)
+    for fit in sorted(fit_file(diff, data), key=lambda one: one.index, reverse=True):
+        if fit.fit is Fit.ABSORBED:
+            lines[fit.index : fit.index + len(fit.hunk.new)] = fit.hunk.old
+    return b"".join(lines)
+
+
 def _fit_hunk(lines: list[bytes], hunk: Hunk) -> HunkFit:
     old, new = tuple(hunk.old), tuple(hunk.new)
     there = places(lines, new)

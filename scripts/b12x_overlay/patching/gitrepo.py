@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -12,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from b12x_overlay import bootstrap
 from b12x_overlay.console import CommandError, Console
 from b12x_overlay.exitcodes import ExitCode
-from b12x_overlay.patching import chain, checkout, cli, engine, report
+from b12x_overlay.patching import again, chain, checkout, cli, engine, environment, report
 from b12x_overlay.patching.entry import Entry, Found
 from b12x_overlay.patching.patchset import MARKER, Patch, PatchSet
 from b12x_overlay.patching.state import State, judge
@@ -106,7 +106,11 @@ def open_checkout(root: Path) -> Checkout:
         CommandError: not the top of a checkout, no commit yet, no git, git in the middle of something.
     """
     if checkout.git_dir(root) is None:
-        raise CommandError(f"{root} is not the top folder of a git checkout", reason="no-checkout")
+        raise CommandError(
+            f"{root} is not the top folder of a git checkout",
+            reason="no-checkout",
+            hint="give the folder that holds .git, or make one: see 'Writing a patch, and when not to' in README.md",
+        )
     checkout.refuse_unfinished(root)
     if shutil.which("git") is None:
         raise CommandError(
@@ -115,7 +119,7 @@ def open_checkout(root: Path) -> Checkout:
             reason="no-git",
             hint="apt-get install git",
         )
-    bootstrap.reexec("apply")
+    environment.enter()
     for name in list(
         os.environ
     ):  # another repository's variables (a hook, a CI step) must not redirect git
@@ -126,7 +130,11 @@ def open_checkout(root: Path) -> Checkout:
 
     made = Checkout(root, git.Repo(root))
     if not made.repo.head.is_valid():
-        raise CommandError(f"{root} has no commit yet", reason="no-checkout")
+        raise CommandError(
+            f"{root} has no commit yet",
+            reason="no-checkout",
+            hint=f"commit the files as they are first: git -C {shlex.quote(str(root))} add -A, then commit",
+        )
     return made
 
 
@@ -157,7 +165,12 @@ def command(
             )  # the index held no change, and the files are in place
             outcome.outcome = f"applied in {len(todo)} commits"
     described = cli.describe(target)
-    report.show(console, outcome, patch_set, described, f"git -C {target.root} log" if todo else "")
+    next_step = ""
+    if todo and outcome.code is not ExitCode.REFUSED:
+        next_step = f"git -C {shlex.quote(str(target.root))} log"
+    if args.dry_run and outcome.code is ExitCode.DIFFERENT:
+        next_step = again.command("apply", args.target, "--commit")
+    report.show(console, outcome, patch_set, described, next_step)
     return int(outcome.code)
 
 

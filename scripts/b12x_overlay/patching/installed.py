@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from b12x_overlay.console import CommandError
+from b12x_overlay.patching import again
 from b12x_overlay.patching.target import FolderTarget, at_folder, installed_at
 from b12x_overlay.patching.tree import Tree
 
@@ -32,7 +33,7 @@ def find() -> FolderTarget:
         raise CommandError(
             f"{folder} is a symbolic link to {folder.readlink()}; links are not followed",
             reason="symlink",
-            hint=f"--target {folder.resolve().parent}",
+            hint=again.command("apply", folder.resolve().parent),
         )
     for distribution in importlib.metadata.distributions(name="vllm"):
         if Path(str(distribution.locate_file("vllm"))).resolve() == folder.resolve():

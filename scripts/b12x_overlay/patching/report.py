@@ -22,6 +22,7 @@ _ADVICE = {
     State.MISSING: "the tree lacks files of vLLM {version}: reinstall or unpack it again",
     State.BLOCKED: "replace the link by a copy of the file, or give the real folder as --target",
 }
+_UNREADABLE = "make {path} readable for this user, or run as its owner"
 
 
 def show(
@@ -74,20 +75,30 @@ def as_json(
     }
 
 
+def settled_by_apply(outcome: Outcome) -> bool:
+    """Whether running apply is all that the target's state asks for."""
+    return not outcome.problems and outcome.judgement.state not in _ADVICE
+
+
 def advice(outcome: Outcome, patch_set: PatchSet) -> str:
     """What to do about the target's state."""
     state = outcome.judgement.state
     if outcome.code is ExitCode.OK:
         return "nothing to do"
-    if outcome.problems:
-        state = max((file.state for file in outcome.problems), key=list(State).index)
-    if outcome.problems and any(file.role == "overlay" for file in outcome.problems):
-        path = next(file.path for file in outcome.problems if file.role == "overlay")
-        return f"{path} is not this set's file: move it away (keep a copy if it is yours), then run the command again"
-    text = _ADVICE.get(state)
-    if text:
-        return text.format(version=patch_set.pin.version)
-    return "scripts/apply-patches with the same --target applies the set"
+    if state is State.WRONG_VERSION:
+        return _ADVICE[state].format(version=patch_set.pin.version)
+    bad = outcome.problems or [file for file in outcome.judgement.files if file.state in _ADVICE]
+    state = max((file.state for file in bad), key=list(State).index)
+    foreign = [file.path for file in bad if file.role == "overlay" and file.reason != "unreadable"]
+    if foreign and all(file.role == "overlay" or file.state is not State.BLOCKED for file in bad):
+        return (
+            f"{foreign[0]} is not this set's file: move it away (keep a copy if it is yours), then run the command "
+            "again"
+        )
+    unreadable = [file.path for file in bad if file.reason == "unreadable"]
+    if unreadable:
+        return _UNREADABLE.format(path=unreadable[0])
+    return _ADVICE.get(state, "look at the named files").format(version=patch_set.pin.version)
 
 
 def _files(files: tuple[FileState, ...]) -> str:
@@ -98,17 +109,18 @@ def _files(files: tuple[FileState, ...]) -> str:
 
 
 def _details(console: Console, outcome: Outcome) -> list[str]:
-    good = outcome.judgement.state in (State.APPLIED, State.NOT_APPLIED)
-    lines = []
-    for patch in outcome.judgement.patches:
-        for file in patch.files:
-            ordinary = file.state in (State.APPLIED, State.NOT_APPLIED)
-            if console.verbosity > 0 or (not ordinary and not good):
-                lines.append(_line(file, patch.name))
-    for file in outcome.judgement.extra:
-        if file.state not in (State.APPLIED, State.NOT_APPLIED) or console.verbosity > 0:
-            lines.append(_line(file, file.role))
-    return lines
+    """One line for each file that keeps the target from being applied or original as a whole; all with -v."""
+    judgement = outcome.judgement
+    ordinary = {State.APPLIED, State.NOT_APPLIED}
+    if judgement.state is State.INCOMPLETE:
+        ordinary = {State.APPLIED}
+    owned = [(file, patch.name) for patch in judgement.patches for file in patch.files]
+    owned += [(file, file.role) for file in judgement.extra]
+    return [
+        _line(file, owner)
+        for file, owner in owned
+        if console.verbosity > 0 or file.state not in ordinary
+    ]
 
 
 def _line(file: FileState, owner: str) -> str:
@@ -124,7 +136,8 @@ def _line(file: FileState, owner: str) -> str:
 def _headline(outcome: Outcome) -> str:
     if not outcome.changed:
         return outcome.outcome
-    return f"{outcome.outcome} ({len(outcome.changed)} files)"
+    count = len(outcome.changed)
+    return f"{outcome.outcome} ({count} file{'' if count == 1 else 's'})"
 
 
 def _refusal(outcome: Outcome, patch_set: PatchSet, target: dict[str, Any]) -> str:

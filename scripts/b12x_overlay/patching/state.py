@@ -153,7 +153,10 @@ def _strange(path: str, found: Entry, chain: Chain, step: Step, *, ours: bool) -
             path, "patched", State.MODIFIED, step.after, found.sha256,
             "line endings: the file has CRLF where LF is wanted", "line-endings",
         )  # fmt: skip
-    fits = fit.fit_file(step.diff, found.data)
+    data = found.data
+    for later in reversed(chain[chain.index(step) + 1 :]):
+        data = fit.take_off(later.diff, data)  # it may stand within this patch's lines
+    fits = fit.fit_file(step.diff, data)
     kind = fit.summary(fits)
     if fits and kind is fit.Fit.ABSORBED and ours:
         detail = "edited after the patch was applied"

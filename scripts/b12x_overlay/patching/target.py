@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from b12x_overlay.console import CommandError
-from b12x_overlay.patching import checkout, record
+from b12x_overlay.patching import again, checkout, record
 from b12x_overlay.patching.entry import Change, Entry, Found
 from b12x_overlay.patching.tree import Tree
 
@@ -131,5 +131,5 @@ def _tree_version(tree: Tree) -> str | None:
 def _where(path: Path) -> str:
     for candidate in (path.parent, *sorted(path.glob("*"))):
         if candidate.is_dir() and (candidate / "vllm" / "__init__.py").is_file():
-            return f"--target {candidate}"
+            return again.command("apply", candidate)
     return "give the folder that contains vllm/, the word 'installed', or a .whl file"

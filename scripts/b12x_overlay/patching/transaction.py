@@ -18,6 +18,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from errno import EACCES, ENOSPC, EPERM, EROFS
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from b12x_overlay.patching.entry import Change, Entry
 from b12x_overlay.patching.tree import Tree
 
 _SYNC_THREADS = 8
-_NOT_WRITABLE = (1, 13, 30)  # EPERM, EACCES, EROFS
+_NOT_WRITABLE = (EPERM, EACCES, EROFS)
 
 
 def recover(tree: Tree) -> journals.Unfinished | None:
@@ -166,20 +167,26 @@ def _give_up(
     tree: Tree, journal: dict[str, Any], changes: Sequence[Change], error: OSError
 ) -> None:
     """Put the old content back after an error, as far as the disk lets us, and say where things stand."""
-    where = error.filename or tree.root
-    message = f"{where}: {error.strerror or error}"
+    where = Path(error.filename or tree.root)
+    reason = error.strerror or str(error)
     done = "nothing was changed"
     try:
         journals.discard(tree.path(journals.JOURNAL + journals.TEMPORARY))
         _undo_all(tree, journal, changes)
     except OSError as second:
         done = f"undoing failed too ({second.strerror}); the next apply or revert finishes, status names it"
-    hint = ""
     if error.errno in _NOT_WRITABLE:
-        hint = f"make {where} writable for this user, or run as its owner"
-        raise CommandError(f"{message}; {done}", reason="not-writable", hint=hint) from error
+        folder = where if where.is_dir() else where.parent  # files are replaced, never opened
+        raise CommandError(
+            f"{folder} is not writable ({reason}); {done}",
+            reason="not-writable",
+            hint=f"make {folder} writable for this user, or run as its owner",
+        ) from error
     raise CommandError(
-        f"{message}; {done}", code=ExitCode.FAILED, reason="io", hint=hint
+        f"{where}: {reason}; {done}",
+        code=ExitCode.FAILED,
+        reason="io",
+        hint="free some space there, then run the command again" if error.errno == ENOSPC else "",
     ) from error
 
 

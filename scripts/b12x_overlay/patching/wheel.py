@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import tempfile
 import zipfile
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from b12x_overlay.console import CommandError, Console
 from b12x_overlay.exitcodes import ExitCode
-from b12x_overlay.patching import fetch, plan, record, report
+from b12x_overlay.patching import again, fetch, plan, record, report
 from b12x_overlay.patching.chain import ChainError
 from b12x_overlay.patching.engine import Outcome
 from b12x_overlay.patching.entry import Change, Entry, Found
@@ -59,22 +60,36 @@ def command(args: argparse.Namespace, console: Console, patch_set: PatchSet) -> 
             reason="wheel-revert",
             hint="install the original wheel",
         )
-    with _opened(path) as archive:
+    with _opened(path, patch_set.pin.version) as archive:
         target = _target(path, archive)
         seen = survey(target, patch_set, target.version)
         outcome = _outcome(args.verb, target, seen)
         if outcome.judgement.state is not State.APPLIED:
             outcome.notes.append(_origin(path, patch_set))
-        next_step = f"pip install --no-deps {path}" if outcome.code is ExitCode.OK else ""
+        next_step = f"pip install --no-deps {shlex.quote(str(path))}"
+        if outcome.code is not ExitCode.OK:
+            apply = f"{again.command('apply', args.target)} writes a patched copy"
+            next_step = apply if report.settled_by_apply(outcome) else ""
+            if outcome.judgement.state is State.APPLIED:  # only RECORD is wrong
+                next_step = "apply to the original wheel again"
         if args.verb == "apply" and outcome.code is ExitCode.OK and outcome.changed:
             result = (args.output or build_dir() / "wheels") / _new_name(path, patch_set)
-            next_step = f"pip install --no-deps {result}"
+            next_step = f"pip install --no-deps {shlex.quote(str(result))}"
             if args.dry_run:
                 outcome.code, outcome.outcome = ExitCode.DIFFERENT, "would apply"
-                next_step = f"scripts/apply-patches --target {args.target}"
+                output = () if args.output is None else ("--output", str(args.output))
+                next_step = again.command("apply", args.target, *output)
             else:
                 changes = _plan(seen).changes
-                write(target, changes, result, patch_set, console)
+                try:
+                    write(target, changes, result, patch_set, console)
+                except OSError as error:
+                    raise CommandError(
+                        f"{result} cannot be written: {error.strerror or error}",
+                        code=ExitCode.FAILED,
+                        reason="io",
+                        hint="give --output a folder that can be written and has space",
+                    ) from error
                 outcome.notes.append(f"wrote {result}")
                 outcome.judgement = judge(_resurvey(result, patch_set))
         described = {"kind": "wheel", "path": str(path), "version": target.version}
@@ -135,11 +150,15 @@ def write(
         temporary.unlink(missing_ok=True)
 
 
-def _opened(path: Path) -> zipfile.ZipFile:
+def _opened(path: Path, version: str) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except FileNotFoundError as error:
-        raise CommandError(f"{path} does not exist", reason="no-target") from error
+        raise CommandError(
+            f"{path} does not exist",
+            reason="no-target",
+            hint=f"check the path, or fetch a wheel: pip download --no-deps vllm=={version}",
+        ) from error
     except zipfile.BadZipFile as error:
         raise CommandError(
             f"{path}: {error}: the wheel is damaged or truncated",

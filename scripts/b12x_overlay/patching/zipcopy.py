@@ -36,6 +36,10 @@ class ZipCopy:
     ) -> None:
         if kind is None:
             self._zip.close()
+        else:
+            self._zip.fp = (
+                None  # else zipfile writes an end to the broken archive when it is collected
+            )
 
     def put(
         self, name: str, data: bytes, like: zipfile.ZipInfo, *, executable: bool | None = None
