@@ -21,6 +21,7 @@ from csf import checkpoints
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+MAIN = "import sys; from b12x_overlay.csf import cli; sys.exit(cli.main(sys.argv[1:]))"
 COMPRESSED = 2 * 2 * 3  # layers, experts, projections
 
 
@@ -225,7 +226,7 @@ def test_too_small_a_disk_is_refused_before_writing(
     monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage._replace(free=10))
     assert run(source, tmp_path / "csf") == 3
     assert "needed" in capsys.readouterr().err
-    assert not (tmp_path / "csf").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["source"]
 
 
 def edit_header(path: Path, edit) -> None:
@@ -276,7 +277,52 @@ def leave_folder(source: Path) -> None:
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def rewrite(source: Path, edit) -> None:
+    """*edit* maps the tensors of each shard to new ones; the index follows."""
+    index = {}
+    for path in sorted(source.glob("*.safetensors")):
+        tensors = edit(load_file(path))
+        save_file(tensors, path, {"format": "pt"})
+        index |= dict.fromkeys(tensors, path.name)
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+def one_plain_scale(source: Path) -> None:
+    name = "model.layers.0.mlp.experts.1.up_proj.weight_scale"
+    rewrite(source, lambda t: {n: v.view(torch.uint8) if n == name else v for n, v in t.items()})
+
+
+def without(source: Path, ending: str) -> None:
+    rewrite(source, lambda t: {n: v for n, v in t.items() if not n.endswith(ending)})
+
+
+def half_a_character(source: Path) -> None:
+    data = first(source).read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    text = data[8 : 8 + length].replace(
+        b'{"__metadata__',
+        b'{"\\ud800":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"__metadata__',
+    )
+    first(source).write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+
 REFUSED = [
+    (
+        one_plain_scale,
+        "1 projections are not F8_E4M3 while others are, first model.layers.0.mlp.experts.1.up_proj",
+    ),
+    (
+        lambda s: without(s, "0.mlp.experts.0.gate_proj.weight_scale"),
+        "the scales of 1 projections are missing",
+    ),
+    (lambda s: without(s, "up_proj.weight_scale"), "the scales of 2 projections are missing"),
+    (
+        lambda s: without(s, "1.down_proj.weight_scale_2"),
+        "has no model.layers.0.mlp.experts.1.down_proj.weight_scale_2",
+    ),
+    (half_a_character, "bad safetensors header: "),
+    (lambda s: (s / "config.json").write_text("[" * 100_000), "config.json: not JSON"),
+    (lambda s: (s / os.fsdecode(b"caf\xe9.txt")).touch(), "the file's name is not UTF-8"),
     (truncate, "00001-of-00003.safetensors: truncated: "),
     (drop_tensor, "is missing, model.safetensors.index.json places it there"),
     (double_tensor, "and again in"),
@@ -303,6 +349,30 @@ def test_bad_sources_are_refused_and_nothing_is_written(
     assert run(source, tmp_path / "csf") == 3
     assert message in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["source"]
+
+
+def test_what_stays_behind_is_said(source: Path, tmp_path: Path, capsys) -> None:
+    (source / "figures").mkdir()
+    (source / "gone.md").symlink_to("nowhere")
+    assert cli.main([str(source), str(tmp_path / "csf")]) == 0
+    assert "not carried along" in (said := capsys.readouterr().err)
+    assert "figures, gone.md" in said
+
+
+@pytest.mark.parametrize("inside", ["csf", "linked/csf"])
+def test_a_destination_in_the_source_is_refused(source, tmp_path, capsys, inside) -> None:
+    (source / "sub").mkdir()
+    (source / "linked").symlink_to("sub")
+    before = sorted(source.rglob("*"))
+    assert run(source, source / inside) == 3
+    assert "lies inside the source" in capsys.readouterr().err
+    assert sorted(source.rglob("*")) == before
+
+
+def test_a_dangling_link_is_an_existing_destination(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "csf").symlink_to("nowhere")
+    assert run(source, tmp_path / "csf") == 3
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["csf", "source"]
 
 
 def test_existing_destinations_and_containers_as_source_are_refused(
@@ -456,6 +526,44 @@ def test_info_counts_every_byte(source: Path, made: Path, capsys) -> None:
     assert total["other"] + total["plain_scales"] + total["fixed"] + total["exceptions"] == stored
     assert run("--info", "--json", source) == 0
     assert json.loads(capsys.readouterr().out)["kind"] == "ordinary checkpoint"
+
+
+def test_info_names_what_is_wrong_with_a_container(made: Path, capsys) -> None:
+    contract = json.loads((made / "build-contract.json").read_text())
+    contract["source_names"].pop("lm_head.weight")
+    (made / "build-contract.json").write_text(json.dumps(contract))
+    assert run("--info", made) == 1
+    assert "lm_head.weight; build-contract.json does not name it" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_changes_neither_work_nor_exit_code(
+    source: Path, made: Path, tmp_path: Path
+) -> None:
+    def without_reader(*arguments: object) -> int:
+        command = [sys.executable, "-c", MAIN, *map(str, arguments)]
+        reader, writer = os.pipe()
+        os.close(reader)
+        environment = {**os.environ, "PYTHONPATH": str(REPO / "scripts")}
+        done = subprocess.run(command, stdout=writer, stderr=writer, env=environment, check=False)
+        os.close(writer)
+        return done.returncode
+
+    assert without_reader(source, tmp_path / "again") == 0
+    assert (tmp_path / "again" / "manifest.json").exists()
+    next((made / "receipts").iterdir()).unlink()
+    assert without_reader("--verify", made) == 1
+    assert without_reader("--json", "--verify", made) == 1
+
+
+def test_names_that_the_terminal_cannot_show_are_escaped(source: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, str(source), str(tmp_path / "dépôt")],
+        env={**os.environ, "PYTHONPATH": str(REPO / "scripts"), "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"d\\xe9p\\xf4t: 12 scale tensors" in done.stdout
 
 
 def test_serving_folder_names_the_container(made: Path, tmp_path: Path) -> None:

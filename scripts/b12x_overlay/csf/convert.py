@@ -63,6 +63,9 @@ def convert(
         "family": family,
         "files": fingerprint(files),
     }
+    if source.left_behind:
+        names = ", ".join(path.name for path in source.left_behind)
+        console.progress(f"not carried along (sub-folders, hidden files, dangling links): {names}")
     with working(target, job, FOLDERS) as work, explain_disk(work, "run the command again"):
         done = sum(path.stat().st_size for path in (work / "tensors").iterdir())
         # Everything but the scales is copied, and scales rarely end above 55 % of their size.

@@ -16,7 +16,7 @@ _PARENT = OVERLAY / "vllm" / "model_executor" / "layers" / "quantization"
 if str(_PARENT) not in sys.path:
     sys.path.append(str(_PARENT))
 
-from nvfp4_csf import codec, container, shards  # noqa: E402
+from nvfp4_csf import codec, container, experts, shards  # noqa: E402
 from nvfp4_csf.codec import CODEC, CsfStreamError, CsfStreams  # noqa: E402
 from nvfp4_csf.container import Container, ContainerError, Location, ShardRecord  # noqa: E402
 from nvfp4_csf.shards import Entry, ShardError, ShardHeader  # noqa: E402
@@ -34,5 +34,6 @@ __all__ = [
     "ShardRecord",
     "codec",
     "container",
+    "experts",
     "shards",
 ]

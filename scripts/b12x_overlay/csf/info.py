@@ -10,7 +10,7 @@ from typing import Any
 
 from b12x_overlay.console import CommandError, Console
 from b12x_overlay.csf.core import ContainerError, Location, ShardError, container
-from b12x_overlay.csf.restore import open_checked
+from b12x_overlay.csf.restore import faults, open_checked
 
 _LAYER = re.compile(r"(?P<path>.*?\blayers\.\d+)\.")
 
@@ -38,16 +38,15 @@ def sizes(root: Path) -> tuple[str, list[LayerSizes]]:
         CommandError: not a checkpoint, or a damaged one.
     """
     if (root / container.MANIFEST).exists():
-        kind = "container"
         box = open_checked(root)
-        locations = container.locate(box)
-    else:
-        try:
-            locations = container.locate_index(root)
-        except (ContainerError, ShardError) as error:
-            raise CommandError(str(error)) from None
+        with faults():
+            return "container", _group(container.locate(box))
+    try:
+        locations = container.locate_index(root)
         kind = "index layout" if any(x.exceptions for x in locations) else "ordinary checkpoint"
-    return kind, _group(locations)
+        return kind, _group(locations)
+    except (ContainerError, ShardError) as error:
+        raise CommandError(str(error)) from None
 
 
 def _group(locations: list[Location]) -> list[LayerSizes]:

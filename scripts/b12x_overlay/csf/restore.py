@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,16 @@ def open_checked(root: Path) -> Container:
     Raises:
         CommandError: what `container.open_container` found, with exit code 1: the container is at fault.
     """
-    try:
+    with faults():
         return container.open_container(root)
-    except (ContainerError, ShardError) as error:
+
+
+@contextmanager
+def faults() -> Iterator[None]:
+    """Turn what the container's reader finds into the commands' error, with exit code 1."""
+    try:
+        yield
+    except (ContainerError, ShardError, CsfStreamError) as error:
         raise _fault(str(error)) from None
 
 
@@ -144,7 +152,7 @@ def source_bytes(box: Container, record: ShardRecord) -> Iterator[Bytes]:
                 yield _decoded(location, receipt["scales"][name], path)
     except (ContainerError, ShardError, CsfStreamError) as error:
         raise _fault(str(error)) from None
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _fault(
             f"{box.root / 'receipts' / record.file}.json: bad receipt: {error!r}"
         ) from None
@@ -172,7 +180,7 @@ def _receipt(path: Path, record: ShardRecord) -> dict[str, Any]:
         receipt = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise _fault(f"{path}: missing; without it the source shard cannot be rebuilt") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _fault(f"{path}: not JSON: {error}") from None
     if not isinstance(receipt, dict) or receipt.get("source_sha256") != record.source_sha256:
         raise _fault(

@@ -18,6 +18,7 @@ from b12x_overlay.csf.core import (
     ShardHeader,
     codec,
     container,
+    experts,
     shards,
 )
 
@@ -37,6 +38,7 @@ class Source:
         headers: the shards, in file-name order.
         compressed: name of every scale tensor to compress, with its logical shape ``[N, K / 16]``.
         others: files beside the shards, carried along as they are.
+        left_behind: sub-folders, hidden files and dangling links beside them.
         config: config.json.
     """
 
@@ -44,6 +46,7 @@ class Source:
     headers: list[ShardHeader]
     compressed: dict[str, tuple[int, int]]
     others: list[Path]
+    left_behind: list[Path]
     config: dict[str, Any]
 
     @property
@@ -78,9 +81,8 @@ def open_source(root: Path) -> Source:
         )
     headers = {location.shard.path: location.shard for location in locations}
     ordered = [headers[path] for path in sorted(headers)]
-    return Source(
-        root, ordered, _select(root, locations, config), _others(root, set(headers)), config
-    )
+    chosen = _select(root, locations, config)
+    return Source(root, ordered, chosen, *_others(root, set(headers)), config)
 
 
 def read_config(root: Path) -> dict[str, Any]:
@@ -96,7 +98,7 @@ def read_config(root: Path) -> dict[str, Any]:
         config = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise CommandError(f"{path}: missing; {root} is not a checkpoint folder") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CommandError(f"{path}: not JSON: {error}") from None
     if not isinstance(config, dict):
         raise CommandError(f"{path}: a JSON object is wanted")
@@ -125,21 +127,22 @@ def _select(
     root: Path, locations: list[Location], config: dict[str, Any]
 ) -> dict[str, tuple[int, int]]:
     layers = hidden_layers(root, config)
-    weights = {location.name: location.entry for location in locations}
+    by_name = {location.name: location for location in locations}
     chosen: dict[str, tuple[int, int]] = {}
     for location in locations:
         layer = expert_layer(location.name)
         entry = location.entry
         if layer is None or layer >= layers or entry.dtype != "F8_E4M3":
             continue
-        weight = weights.get(location.name.removesuffix(container.SCALE) + ".weight")
+        weight = by_name.get(location.name.removesuffix(container.SCALE) + ".weight")
         try:
-            shape = container.scale_shape(location.name, weight)
+            shape = container.scale_shape(location.name, weight.entry if weight else None)
             if entry.shape != shape:
                 raise CommandError(
                     f"{location.shard.path}: {location.name} is {list(entry.shape)}, its weight asks for {list(shape)}"
                 )
             codec.check_geometry(*shape, location.name)
+            experts.check_scalars(location, by_name)
         except (ContainerError, CsfStreamError) as error:
             raise CommandError(
                 str(error), hint="only ModelOpt NVFP4 experts with group size 16 can be compressed"
@@ -150,16 +153,34 @@ def _select(
             f"{root}: no NVFP4 expert scales below layer {layers} (F8_E4M3, ...experts.N.*_proj.weight_scale)",
             hint="check that this is a ModelOpt NVFP4 mixture-of-experts checkpoint",
         )
+    try:
+        experts.check_complete(root, chosen, by_name, "F8_E4M3")
+    except ContainerError as error:
+        raise CommandError(
+            str(error),
+            hint="a layer's experts are compressed together: download or make the checkpoint again",
+        ) from None
     return chosen
 
 
-def _others(root: Path, used: set[Path]) -> list[Path]:
-    """Regular files of the folder itself that are no shards in use; hidden ones and sub-folders stay behind."""
-    return [
-        path
-        for path in sorted(root.iterdir())
-        if path.is_file() and path not in used and not path.name.startswith(".")
-    ]
+def _others(root: Path, used: set[Path]) -> tuple[list[Path], list[Path]]:
+    """What the folder itself holds besides the shards in use: files to carry along, and what stays behind.
+
+    Raises:
+        CommandError: a file name that is no text, which the container's JSON documents cannot name.
+    """
+    carried: list[Path] = []
+    left: list[Path] = []
+    for path in sorted(root.iterdir()):
+        if path in used:
+            continue
+        try:
+            path.name.encode()
+        except UnicodeEncodeError:
+            raise CommandError(f"{path}: the file's name is not UTF-8", hint="rename it") from None
+        is_carried = path.is_file() and not path.name.startswith(".")
+        (carried if is_carried else left).append(path)
+    return carried, left
 
 
 __all__ = ["Source", "expert_layer", "hidden_layers", "open_source", "read_config", "shards"]

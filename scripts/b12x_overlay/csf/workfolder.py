@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,14 +41,24 @@ def fingerprint(paths: list[Path]) -> dict[str, list[int]]:
 def working(target: Path, job: dict[str, Any], folders: tuple[str, ...]) -> Iterator[Path]:
     """A locked work folder for *target*, new or from an interrupted run of the same *job*.
 
+    A run that fails before it has written anything takes the folder that it has made away again.
+
     Raises:
-        CommandError: the target exists, another run is at work, or the folder belongs to another job.
+        CommandError: the target exists or lies in the source, another run is at work, or the folder belongs to another
+            job.
     """
-    if target.exists():
+    if os.path.lexists(target):  # a dangling link, too: the final rename could not replace it
         raise CommandError(f"{target} exists", hint="choose another name, or remove it first")
+    source = Path(job["source"])
+    if target.resolve().is_relative_to(source.resolve()):
+        raise CommandError(
+            f"{target} lies inside the source {source}, which is only read",
+            hint="choose a destination elsewhere",
+        )
     if not target.parent.is_dir():
         raise CommandError(f"{target.parent}: no such folder", hint=f"mkdir -p {target.parent}")
     work = work_path(target)
+    is_new = not work.exists()
     work.mkdir(exist_ok=True)
     with (work / _LOCK).open("w") as lock:
         try:
@@ -58,7 +70,12 @@ def working(target: Path, job: dict[str, Any], folders: tuple[str, ...]) -> Iter
         _claim(work, job)
         for folder in folders:
             (work / folder).mkdir(exist_ok=True)
-        yield work
+        try:
+            yield work
+        except CommandError:
+            if is_new and _holds_nothing(work):
+                shutil.rmtree(work)
+            raise
 
 
 def finish(work: Path, target: Path) -> None:
@@ -66,6 +83,10 @@ def finish(work: Path, target: Path) -> None:
     (work / _JOB).unlink()
     (work / _LOCK).unlink()
     publish(work, target)
+
+
+def _holds_nothing(work: Path) -> bool:
+    return all(path.is_dir() or path.name in (_JOB, _LOCK) for path in work.rglob("*"))
 
 
 def _claim(work: Path, job: dict[str, Any]) -> None:

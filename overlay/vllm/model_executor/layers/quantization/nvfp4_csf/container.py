@@ -304,7 +304,7 @@ def _read(path: Path) -> bytes:
 def _json(path: Path, data: bytes) -> dict[str, Any]:
     try:
         document = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ContainerError(f"{path}: not JSON: {error}") from None
     if not isinstance(document, dict):
         raise ContainerError(f"{path}: a JSON object is wanted")

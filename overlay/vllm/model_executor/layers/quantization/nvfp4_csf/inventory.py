@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +25,12 @@ from vllm.model_executor.layers.quantization.nvfp4_csf.container import (
     open_container,
     scale_shape,
 )
-
-_EXPERT = re.compile(
-    r"(?P<module>.+\.experts)\.(?P<expert>\d+)\.(?P<projection>[A-Za-z0-9_]+)\.weight_scale"
+from vllm.model_executor.layers.quantization.nvfp4_csf.experts import (
+    EXPERT,
+    check_complete,
+    check_scalars,
 )
+
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 _DRAFT = re.compile(r"(^|\.)(mtp|nextn|draft|eagle)\w*\.")
 
@@ -90,7 +91,7 @@ def _take(checkpoint: CsfCheckpoint, stamp: tuple[int, int] | None) -> Inventory
         raise ContainerError(
             f"{checkpoint.root}: no compressed scales in it; serve it as an ordinary checkpoint"
         )
-    _check_complete(checkpoint.root, shapes, by_name)
+    check_complete(checkpoint.root, shapes, by_name, "compressed")
     keys = (layer_key(name) for name in shapes)
     files = dict.fromkeys(location.shard.path for location in locations)
     return Inventory(tuple(files), shapes, frozenset(key for key in keys if key is not None))
@@ -99,7 +100,7 @@ def _take(checkpoint: CsfCheckpoint, stamp: tuple[int, int] | None) -> Inventory
 def _check_scale(location: Location, by_name: dict[str, Location]) -> tuple[int, int]:
     name, path = location.name, location.shard.path
     module = name.removesuffix(SCALE)
-    if _EXPERT.fullmatch(name) is None or layer_key(name) is None:
+    if EXPERT.fullmatch(name) is None or layer_key(name) is None:
         raise ContainerError(
             f"{path}: {name} is compressed, but only scales of routed experts may be"
         )
@@ -111,40 +112,5 @@ def _check_scale(location: Location, by_name: dict[str, Location]) -> tuple[int,
         raise ContainerError(
             f"{path}: {location.entry.name} has {location.entry.nbytes} bytes, {wanted} are wanted"
         )
-    for suffix, optional in ((".weight_scale_2", False), (".input_scale", True)):
-        scalar = by_name.get(module + suffix)
-        if scalar is None:
-            if optional:
-                continue
-            raise ContainerError(f"{path}: {name} has no {module}{suffix} beside it")
-        if scalar.entry.dtype != "F32" or scalar.entry.nbytes != 4:
-            raise ContainerError(
-                f"{scalar.shard.path}: {scalar.name} is {scalar.entry.dtype} {list(scalar.entry.shape)}; "
-                "one F32 value is wanted"
-            )
+    check_scalars(location, by_name)
     return rows, columns
-
-
-def _check_complete(
-    root: Path, shapes: dict[str, tuple[int, int]], by_name: dict[str, Location]
-) -> None:
-    modules: dict[str, dict[tuple[int, str], str]] = defaultdict(dict)
-    for name in shapes:
-        match = _EXPERT.fullmatch(name)
-        assert match is not None
-        modules[match["module"]][int(match["expert"]), match["projection"]] = name
-    for module, found in modules.items():
-        experts = range(max(expert for expert, _ in found) + 1)
-        projections = sorted({projection for _, projection in found})
-        missing = [
-            f"{module}.{expert}.{projection}{SCALE}"
-            for expert in experts
-            for projection in projections
-            if (expert, projection) not in found
-        ]
-        if missing:
-            plain = missing[0] in by_name
-            what = "are not compressed while others are" if plain else "are missing"
-            raise ContainerError(
-                f"{root}: {module}: the scales of {len(missing)} projections {what}, first {missing[0]}"
-            )

@@ -75,7 +75,8 @@ def read_header(path: Path) -> ShardHeader:
         header = json.loads(text, object_pairs_hook=_unique)
         metadata = header.pop("__metadata__", {})
         entries = {name: _entry(name, value, 8 + length) for name, value in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        "".join(entries).encode()  # JSON can escape half a surrogate pair, which is no text
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ShardError(f"{path}: bad safetensors header: {error}") from None
     end = 8 + length
     for entry in sorted(entries.values(), key=lambda e: (e.begin, e.end)):
