@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -225,3 +227,14 @@ def test_other_layout_is_refused(armed: None, reference: Any) -> None:
     with pytest.raises(ReloadError, match="Restart the server"):
         reuse_storage(current, other, "model.layers.0.mlp.experts")
     assert current.w1_fp4.equal(copy), "nothing may be copied before all of it fits"
+
+
+def test_a_model_that_goes_takes_its_weights_along(armed: None, reference: Any) -> None:
+    """Plans are kept per process, for every model; held by them, a layer's weights would stay on the device."""
+    layer = fresh(0)
+    mixed(layer)
+    experts = harness.experts_of(layer)
+    weights = [weakref.ref(tensor) for _, tensor in tensors(experts._prepared_experts)]
+    del layer, experts
+    gc.collect()
+    assert [ref() for ref in weights if ref() is not None] == []

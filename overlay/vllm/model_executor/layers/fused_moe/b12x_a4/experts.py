@@ -98,7 +98,8 @@ class DualPlanExperts(b12x.B12xExperts):
         return sets
 
     def _plan_set(self, prepared: Any, topk: int, modes: tuple[str, ...]) -> PlanSet:
-        device = prepared.w1_fp4.device
+        # Plans outlive the model, so what makes them must not hold the weights.
+        weight_plan, device = prepared.plan, prepared.w1_fp4.device
         swiglu = self._swiglu_params(self.moe_config.activation)
         share_input = NVFP4 in modes and prepared.can_share_input(input_scales_static=True)
         fused_moe = b12x._require_b12x_fused_moe()
@@ -106,7 +107,7 @@ class DualPlanExperts(b12x.B12xExperts):
         def make_plan(mode: str, capacity: int) -> Any:
             return make_execution_plan(
                 fused_moe,
-                weight_plan=prepared.plan,
+                weight_plan=weight_plan,
                 quant_mode=mode,
                 capacity=capacity,
                 topk=topk,
@@ -124,7 +125,7 @@ class DualPlanExperts(b12x.B12xExperts):
                 b12x._is_current_stream_capturing,
             )
 
-        key = (prepared.plan, device, topk, swiglu, modes, share_input, self._max_rows)
+        key = (weight_plan, device, topk, swiglu, modes, share_input, self._max_rows)
         return shared_plan_set(key, make_set)
 
     def _scratch_nbytes(self, rows: int, topk: int) -> int:
