@@ -579,6 +579,20 @@ def test_serving_folder_names_the_container(made: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in folder.iterdir()) == ["config.json", "tokenizer.json"]
 
 
+def test_serving_folder_of_a_config_with_an_empty_text_config(source: Path, tmp_path: Path) -> None:
+    config = json.loads((source / "config.json").read_text())
+    quantization = {
+        "quantization": config.pop("quantization_config"),
+        "producer": {"name": "modelopt"},
+    }
+    (source / "config.json").write_text(json.dumps({**config, "text_config": None}))
+    (source / "hf_quant_config.json").write_text(json.dumps(quantization))
+    assert run(source, tmp_path / "csf") == 0
+    assert run("--serving-folder", tmp_path / "csf", tmp_path / "serve") == 0
+    written = json.loads((tmp_path / "serve" / "config.json").read_text())["quantization_config"]
+    assert written["source_quantization_config"]["producer"] == {"name": "modelopt"}
+
+
 def test_memory_stays_bounded(tmp_path: Path) -> None:
     """Copying a 256 MiB tensor must not take 256 MiB: the largest anonymous memory seen while converting."""
     root = tmp_path / "source"

@@ -331,6 +331,28 @@ def test_first_a4_call_is_logged_once_and_rows_are_counted(
     assert "vllm:b12x_a4_graph_rows_total" in text
 
 
+@pytest.mark.parametrize(
+    ("tensor_rank", "stage", "shows"), [(0, 0, True), (1, 0, False), (0, 1, False)]
+)
+def test_one_rank_of_all_shows_the_rows(
+    vllm_on_cpu: None, monkeypatch: pytest.MonkeyPatch, tensor_rank: int, stage: int, shows: bool
+) -> None:
+    """Prometheus adds up the processes: a pipeline stage that counted the same rows again would double them."""
+    from types import SimpleNamespace
+
+    from vllm.distributed import parallel_state
+    from vllm.model_executor.layers.fused_moe.b12x_a4 import counters
+
+    for name, rank in (("get_tp_group", tensor_rank), ("get_pp_group", stage)):
+        group = SimpleNamespace(rank_in_group=rank)
+        monkeypatch.setattr(parallel_state, name, lambda group=group: group)
+    counters._is_first_rank.cache_clear()
+    try:
+        assert counters._is_first_rank() is shows
+    finally:
+        counters._is_first_rank.cache_clear()
+
+
 def test_gate_first_weights_would_break_w4a16(reference: Any) -> None:
     """Why a dual plan is up-first: the first NVFP4 use of gate-first weights exchanges the halves under W4A16."""
     from rows import contract_cases as cases

@@ -24,7 +24,9 @@ def row_types(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from vllm.v1.worker import moe_row_types
 
     monkeypatch.setenv(ARM, "1")
-    monkeypatch.setattr(moe_row_types.RowTyper, "armed", True)
+    monkeypatch.setattr(moe_row_types.RowTyper, "armed", False)
+    monkeypatch.setattr(moe_row_types.RowTyper, "runs_a4", False)
+    moe_row_types.note_armed_layer()
     get_settings.cache_clear()
     yield moe_row_types
     get_settings.cache_clear()
@@ -231,3 +233,32 @@ def test_eager_switch(row_types: Any, monkeypatch: pytest.MonkeyPatch, eager: bo
     decode = typer.step_v1(v1_batch([40], [40]), np.array([1], dtype=np.int32), output)
     assert row_types.must_run_eager(prefill) is eager
     assert row_types.must_run_eager(decode) is False
+
+
+def test_only_a4_layers_give_up_graphs_and_count_rows(
+    row_types: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model whose layers only prefetch scales has row types, and no precision that depends on graphs."""
+    from vllm.config import CUDAGraphMode
+    from vllm.model_executor.layers.fused_moe.b12x_a4 import counters
+
+    monkeypatch.setenv(EAGER, "1")
+    monkeypatch.setattr(row_types.RowTyper, "armed", False)
+    monkeypatch.setattr(row_types.RowTyper, "runs_a4", False)
+    counted: list[Any] = []
+    monkeypatch.setattr(counters, "count_graph_step", counted.append)
+    typer = row_types.make_row_typer(config())
+
+    def graph_step() -> Any:
+        output = SimpleNamespace(scheduled_spec_decode_tokens={})
+        step = typer.step_v1(v1_batch([0], [40]), np.array([20], dtype=np.int32), output)
+        assert row_types.row_types_of(step, 24, CUDAGraphMode.FULL).prefill == ((0, 20),)
+        return step
+
+    row_types.note_armed_layer(runs_a4=False)
+    assert not row_types.must_run_eager(graph_step())
+    assert not counted
+    row_types.note_armed_layer()
+    row_types.note_armed_layer(runs_a4=False)
+    assert row_types.must_run_eager(graph_step())
+    assert len(counted) == 1

@@ -29,11 +29,9 @@ def write_serving_folder(root: Path, target: Path) -> dict[str, Any]:
         config = json.loads((metadata / "config.json").read_bytes())
     except (FileNotFoundError, ValueError) as error:
         raise CommandError(f"{metadata / 'config.json'}: {error}") from None
-    holder = config
-    if "quantization_config" not in config and "quantization_config" in config.get(
-        "text_config", {}
-    ):
-        holder = config["text_config"]
+    holder, text = config, config.get("text_config")
+    if "quantization_config" not in config and "quantization_config" in (text or {}):
+        holder = text
     source = holder.get("quantization_config") or _hf_quant_config(metadata)
     holder["quantization_config"] = {
         "quant_method": "nvfp4_csf",

@@ -133,6 +133,8 @@ class RowTyper:
 
     armed: ClassVar[bool] = False
     """Whether this process has a layer that looks at row types; ``note_armed_layer`` sets it."""
+    runs_a4: ClassVar[bool] = False
+    """Whether one of them runs prefill rows in A4; what is about precision only then matters."""
 
     def __init__(self, eager: bool) -> None:
         self._eager = eager
@@ -173,12 +175,14 @@ class RowTyper:
         )
 
     def _step(self, prefill: Ranges) -> StepRows | None:
-        return StepRows(prefill, self._eager) if prefill else None
+        return StepRows(prefill, self._eager and self.runs_a4) if prefill else None
 
 
-def note_armed_layer() -> None:
-    """Tell this process's runner that the model has a layer that looks at row types (A4 prefill, scale prefetch)."""
+def note_armed_layer(*, runs_a4: bool = True) -> None:
+    """Tell this process's runner that the model has a layer that looks at row types: for A4 prefill, or (*runs_a4*
+    False) only for the prefetch of scales, which no precision depends on."""
     RowTyper.armed = True
+    RowTyper.runs_a4 |= runs_a4
 
 
 def make_row_typer(vllm_config: VllmConfig) -> RowTyper | None:
@@ -206,14 +210,12 @@ def must_run_eager(step: StepRows | None) -> bool:
 def row_types_of(step: StepRows | None, num_rows: int, mode: CUDAGraphMode) -> MoERowTypes | None:
     """What to put into the forward context of *num_rows* rows (padding included); None without prefill rows.
 
-    Counts the step if A4 prefill is asked for and a CUDA graph is replayed: the graph runs every row W4A16.
+    Counts the step if A4 prefill is armed and a CUDA graph is replayed: the graph runs every row W4A16.
     """
-    from vllm.model_executor.layers.fused_moe.b12x_a4.settings import get_settings
-
     if step is None:
         return None
     row_types = MoERowTypes(num_rows, step.prefill)
-    if mode.value and get_settings().enabled:
+    if mode.value and RowTyper.runs_a4:
         _count_graph_step(row_types)
     return row_types
 

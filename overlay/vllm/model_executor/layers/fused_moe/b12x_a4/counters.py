@@ -7,7 +7,7 @@ Counted per step and process, not per layer, from what the host already knows:
 * ``graph_rows``: prefill rows that ran W4A16 because the step was replayed from a CUDA graph. No Python of the model
   runs in a replay, so the model runner reports these (:func:`count_graph_step`).
 
-Shown in two ways, both by the first tensor-parallel rank:
+Shown in two ways, both by the first rank of the first pipeline stage:
 
 * a log line with the totals, at most once a minute and only while they grow;
 * the Prometheus counters ``vllm:b12x_a4_prefill_rows_total`` and ``vllm:b12x_a4_graph_rows_total``. The worker that
@@ -99,10 +99,11 @@ snapshot = COUNTERS.snapshot
 
 @functools.cache
 def _is_first_rank() -> bool:
-    from vllm.distributed.parallel_state import get_tp_group
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
     try:
-        return bool(get_tp_group().rank_in_group == 0)
+        # Every pipeline stage sees the same rows; the metrics of all processes are summed.
+        return not (get_tp_group().rank_in_group or get_pp_group().rank_in_group)
     except AssertionError:  # no group: a test, or a tool
         return True
 

@@ -243,4 +243,4 @@ def _use_dual_plan(layer: Any, csf: CsfLayer) -> None:
         )
     set_dual_plan(layer, DualPlan(csf.name, scales, external_block_scales=True, hooks=csf))
     if get_settings().prefetch:
-        note_armed_layer()  # the prefetch runs in steps with prefill rows only
+        note_armed_layer(runs_a4=False)  # the prefetch runs in steps with prefill rows only
