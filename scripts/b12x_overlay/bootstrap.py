@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import TracebackType
 from typing import NoReturn
 
 from b12x_overlay.exitcodes import ExitCode
@@ -69,6 +70,7 @@ def ensure(name: str) -> Path:
 
 def reexec(name: str) -> None:
     """Continue this command under the environment *name*; returns only when already there."""
+    sys.excepthook = _excepthook
     home = environment(name)
     if Path(sys.prefix).resolve() == home.resolve():
         return
@@ -80,6 +82,16 @@ def reexec(name: str) -> None:
     for variable in ("PYTHONHOME", "PYTHONPATH"):  # would mix another Python's packages into ours
         env.pop(variable, None)
     os.execve(python, [str(python), *sys.argv], env)
+
+
+def _excepthook(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Ctrl-C while an environment is set up or the libraries are imported is no fault: no traceback."""
+    if issubclass(kind, KeyboardInterrupt):
+        _say("error: interrupted")
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def _create(name: str, home: Path, python: Path) -> None:

@@ -208,7 +208,7 @@ class Git:
 
 def version() -> tuple[int, ...]:
     """git's version as numbers."""
-    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", Git(Path.cwd()).text("version"))
+    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", Git(Path(os.sep)).text("version"))
     return tuple(int(part) for part in found.groups() if part) if found else (0,)
 
 

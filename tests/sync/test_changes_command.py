@@ -84,11 +84,55 @@ def test_check_sees_the_patch_set(repo: Path, capsys: pytest.CaptureFixture[str]
     assert "patchset.toml" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("x = 1\n", "is no patch set"),
+        ('[[patch]]\nname = "one"\n[[patch]]\nname = 3\n', "number 2"),
+    ],
+)
+def test_a_file_that_is_no_patch_set_is_not_taken_for_an_empty_one(
+    repo: Path, capsys: pytest.CaptureFixture[str], text: str, word: str
+) -> None:
+    (repo / "other.toml").write_text(text)
+    assert changes(repo, "check", "--patchset", str(repo / "other.toml")) == 1
+    assert word in capsys.readouterr().err
+
+
+def test_json_of_a_refusal_names_the_faults(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--id", "vllm-two", "--category", "fix", "--summary", "S.", "--author", "a b"]
+    assert changes(repo, "new", *flags, "--requires", "vllm-twoo", "--json") == 1
+    told = json.loads(capsys.readouterr().out)["error"]["message"]
+    assert "$.authors[0]" in told
+    assert "$.requires[0]" in told
+    assert 'write "vllm-two"' not in told  # that would be a cycle
+    write(repo / "changes", "vllm-two", models=[])
+    for verb in (("notes",), ("receipt", "--release", "beta-1")):
+        assert changes(repo, *verb, "--json") == 1
+        assert "$.models: is empty" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_the_way_back_of_a_published_fragment_works_as_printed(
+    repo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert changes(repo, "receipt", "--release", "beta-1") == 0
+    path = repo / "changes" / "vllm-one.json"
+    old = path.read_bytes()
+    path.unlink()
+    capsys.readouterr()
+    assert changes(repo, "check", "--patchset", "none") == 1
+    out = capsys.readouterr().out
+    command = out.partition("(in its folder: ")[2].partition(")")[0]
+    subprocess.run(command, shell=True, cwd=path.parent, check=True)
+    assert path.read_bytes() == old
+
+
 def test_another_folder_and_component(tmp_path: Path) -> None:
     write(tmp_path / ".lil" / "changes", "b12x-469")
     folder = str(tmp_path / ".lil" / "changes")
     assert main(["check", "--folder", folder]) == 1
     assert main(["check", "--folder", folder, "--component", "b12x"]) == 0
+    assert main(["check", "--folder", folder, "--component", "b 12"]) == 2
 
 
 def test_missing_folder_is_a_usage_error(
@@ -243,3 +287,17 @@ def test_git_attributes_keep_fragments_and_patches_lf() -> None:
         ["git", "-C", REPO, "check-attr", "eol", *names], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert told == [f"{name}: eol: lf" for name in names]
+
+
+def test_ctrl_c_before_the_command_has_begun_is_no_traceback() -> None:
+    """While its libraries are imported, or its environment is set up."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(REPO / 'scripts')!r})\n"
+        "from b12x_overlay import bootstrap, paths\n"
+        "bootstrap.environment = lambda name: paths.Path(sys.prefix)\n"
+        "bootstrap.reexec('changes')\n"
+        "raise KeyboardInterrupt"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode in (-2, 130)
+    assert done.stderr == "error: interrupted\n"

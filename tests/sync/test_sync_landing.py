@@ -307,45 +307,6 @@ def test_ambient_state_changes_nothing(ahead: Repo, tmp_path: Path) -> None:
     assert ahead.git("diff", "main", "beta", "--", "code.py") == ""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "word"),
-    [
-        (["--canonical", "nowhere"], 2, "--canonical nowhere is no branch"),
-        (["--beta", "nowhere"], 2, "--beta nowhere is no branch"),
-        (["--beta", "main"], 2, "both"),
-        (["--canonical", "--all"], 2, ""),
-        (["--beta", "-x"], 2, ""),
-        (["--beta", "HEAD~1"], 2, "no branch"),
-        (["--remote", "nowhere"], 4, "cannot be read"),
-        (["--repo", "/nowhere"], 2, "no folder"),
-        (["--repo", "/"], 2, "no git repository"),
-        (["--lines", "/nowhere.toml"], 2, "/nowhere.toml"),
-        (["--folder", "../x"], 2, "inside the repository"),
-        (["--folder", "/x"], 2, "inside the repository"),
-        (["--folder", ""], 2, "inside the repository"),
-        (["--component", "V x"], 2, "component"),
-        (["--author", "@me"], 2, "without @"),
-        (["--work-branch", "a..b"], 2, "no branch name"),
-        (["--work-branch", "beta"], 2, "branch of its own"),
-        (["--report", "/nowhere/x"], 2, "does not exist"),
-    ],
-)
-def test_bad_input(ahead: Repo, arguments: list[str], code: int, word: str) -> None:
-    before = ahead.snapshot()
-    told = ahead.sync("--land", *arguments)
-    assert told.code == code, told.err
-    assert word in told.err
-    assert "Traceback" not in told.err
-    assert ahead.snapshot() == before
-
-
-def test_usage(ahead: Repo) -> None:
-    for flags in ((), ("--land", "--push"), ("--push", "--no-remote"), ("--dry-run", "--abort")):
-        assert ahead.sync(*flags).code == 2
-    assert ahead.sync("--push").code == 2  # this repository has no remote
-    assert ahead.sync("--dry-run", canonical="").code == 2
-
-
 def test_shallow_and_unrelated(ahead: Repo, tmp_path: Path) -> None:
     ahead.git(
         "clone",

@@ -100,7 +100,7 @@ def notes(args: argparse.Namespace, console: Console) -> int:
 
     place = find_place(args)
     report = place.check()
-    _refuse_faults(console, place, report.faults, "no notes are written")
+    _refuse_faults(place, report.faults, "no notes are written")
     since, earlier = _since(args.since, place)
     found = select(report.fragments, earlier, since)
     markdown = render(found, place.component, place.lines.repository, args.level)
@@ -122,7 +122,7 @@ def receipt(args: argparse.Namespace, console: Console) -> int:
     """Write the receipt of a release; refuses while a fragment has a fault."""
     place = find_place(args)
     report = place.check()
-    _refuse_faults(console, place, report.faults, "no receipt is written")
+    _refuse_faults(place, report.faults, "no receipt is written")
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     published_at = args.published_at or now
     if parse_time(published_at) is None:
@@ -167,7 +167,7 @@ def _since(wanted: str | None, place: Place) -> tuple[str, Mapping[str, str]]:
         known = ", ".join(one.release for one in receipts) or "none"
         raise CommandError(
             f"--since {wanted}: no release, receipt file, commit or tag of that name; releases with a receipt: {known}",
-            code=ExitCode.USAGE, reason="since",
+            code=ExitCode.USAGE, reason="since", hint="see git tag, or give --since none for all changes",
         )  # fmt: skip
     entries = git.fields("ls-tree", "-z", commit, "./")
     found = {}
@@ -179,14 +179,15 @@ def _since(wanted: str | None, place: Place) -> tuple[str, Mapping[str, str]]:
     return wanted, found
 
 
-def _refuse_faults(console: Console, place: Place, faults: list[Fault], what: str) -> None:
+def _refuse_faults(place: Place, faults: list[Fault], what: str) -> None:
     if not faults:
         return
-    for fault in faults:
-        console.error(f"{_where(place.folder, fault)} {plain(fault.what)}; {plain(fault.fix)}")
+    told = [
+        f"{_where(place.folder, fault)} {plain(fault.what)}; {plain(fault.fix)}" for fault in faults
+    ]
     raise CommandError(
-        f"{_count(len(faults), 'fault')} in {place.folder}; {what}", code=ExitCode.DIFFERENT, reason="faults",
-        hint="correct them and run scripts/changes check",
+        "\n  ".join([f"{_count(len(faults), 'fault')} in {place.folder}; {what}:", *told]),
+        code=ExitCode.DIFFERENT, reason="faults", hint="correct them and run scripts/changes check",
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def new(args: argparse.Namespace, console: Console) -> int:
     report = check_entries([*entries, Entry(file, data)], place.component)
     faults = [fault for fault in report.faults if fault.file == file]
     if faults:
-        _refuse(console, faults)
+        _refuse(faults)
     if args.dry_run:
         console.say(data.decode("utf-8").rstrip("\n"))
     else:
@@ -71,12 +71,13 @@ def _missing(values: dict[str, Any]) -> list[str]:
     return missing
 
 
-def _refuse(console: Console, faults: list[Fault]) -> None:
-    for fault in faults:
-        console.error(f"{fault.path or 'file name'} {plain(fault.what)}; {plain(fault.fix)}")
+def _refuse(faults: list[Fault]) -> None:
+    told = [
+        f"{fault.path or 'file name'} {plain(fault.what)}; {plain(fault.fix)}" for fault in faults
+    ]
     raise CommandError(
-        f"{faults[0].file} would not be valid; nothing was written", code=ExitCode.DIFFERENT, reason="faults",
-        hint="correct the flags and run it again",
+        "\n  ".join([f"{faults[0].file} would not be valid; nothing was written:", *told]),
+        code=ExitCode.DIFFERENT, reason="faults", hint="correct the flags and run it again",
     )  # fmt: skip
 
 

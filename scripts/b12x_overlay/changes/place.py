@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from b12x_overlay.changes.rules import patchset_fragments
 from b12x_overlay.console import CommandError
 from b12x_overlay.exitcodes import ExitCode
 from b12x_overlay.git import Git
-from b12x_overlay.lines import LINES_FILE, Lines, read_lines
+from b12x_overlay.lines import LINES_FILE, Lines, check_lines, read_lines
 from b12x_overlay.paths import REPO
 
 
@@ -111,6 +112,9 @@ def find_place(args: argparse.Namespace) -> Place:
     root = _root(folder)
     lines_file = root / LINES_FILE
     lines = read_lines(lines_file) if lines_file.is_file() else Lines()
+    if args.component is not None:
+        lines = dataclasses.replace(lines, component=args.component)
+        check_lines(lines, "the command line")
     receipts = root / lines.receipts
     if args.receipt is not None:
         receipt: Receipt | None = read_receipt(args.receipt)
@@ -118,7 +122,7 @@ def find_place(args: argparse.Namespace) -> Place:
         receipt = next(reversed(read_receipts(receipts)), None)
     return Place(
         folder,
-        args.component or lines.component,
+        lines.component,
         lines,
         receipts,
         receipt,

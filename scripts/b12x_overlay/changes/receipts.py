@@ -189,7 +189,7 @@ def _same_content(new: bytes, old: bytes | None) -> bool:
 
 def _way_out(name: str, file: str, blob: str) -> str:
     return (
-        f"put it back (git cat-file blob {blob[:12]} > {file}) and correct it by a new fragment: "
+        f"put it back (in its folder: git cat-file blob {blob[:12]} > {file}) and correct it by a new fragment: "
         f"scripts/changes new --id {name}-correction --requires {name}"
     )
 

@@ -64,7 +64,7 @@ def requirement_faults(fragments: Sequence[Fragment], component: str) -> Iterato
         for index, wanted in _requirements(fragment):
             if wanted in known or not wanted.startswith(f"{component}-"):
                 continue
-            close = difflib.get_close_matches(wanted, known, 1)
+            close = difflib.get_close_matches(wanted, known - {fragment.id}, 1)
             fix = f'write "{close[0]}"' if close else "remove it or add that fragment"
             what = f'"{plain(wanted)}" is no fragment of this folder'
             yield Fault(fragment.file, f"$.requires[{index}]", what, fix, "requires")
@@ -97,10 +97,10 @@ def patchset_fragments(path: Path) -> dict[str, list[str]]:
     """
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     result: dict[str, list[str]] = {}
-    patches = document.get("patch", [])
+    patches = document.get("patch", [] if "pin" in document else None)
     if not isinstance(patches, list):
-        raise ValueError("patch must be an array of tables, [[patch]]")
-    for patch in patches:
+        raise ValueError("is no patch set: wanted an array of tables [[patch]]")
+    for number, patch in enumerate(patches, 1):
         name, ids = (
             (patch.get("name"), patch.get("fragments", []))
             if isinstance(patch, dict)
@@ -111,7 +111,9 @@ def patchset_fragments(path: Path) -> dict[str, list[str]]:
             or not isinstance(ids, list)
             or not all(isinstance(one, str) for one in ids)
         ):
-            raise ValueError("each [[patch]] needs a name (text) and fragments (list of texts)")
+            raise ValueError(
+                f"[[patch]] number {number} needs a name (text) and fragments (list of texts); found {patch!r:.200}"
+            )
         result[name] = ids
     return result
 

@@ -50,7 +50,8 @@ def check_fragments(work: Git, lines: Lines, receipt: Receipt | None) -> str:
             for fault in report.faults
         ]
         raise _failed("fragments", "the synced tree's fragments have faults:\n" + "\n".join(told))
-    return f"{len(report.fragments)} fragments in order"
+    count = len(report.fragments)
+    return f"{count} fragment{'' if count == 1 else 's'} in order"
 
 
 def check_held(work: Git, held: Held, beta: str) -> None:

@@ -14,10 +14,12 @@ from types import FrameType
 
 from b12x_overlay.console import CommandError, Console, add_common_flags, console_from, guarded
 from b12x_overlay.exitcodes import ExitCode
+from b12x_overlay.git import require_version
 from b12x_overlay.lines import LINES_FILE, Keep, Lines, check_lines, read_lines
 from b12x_overlay.paths import REPO
 from b12x_overlay.sync import outcome, report, run
 from b12x_overlay.sync.outcome import Outcome
+from b12x_overlay.sync.workspace import open_repository
 
 _EPILOG = """what happens:
   The remote's tips are fetched, canonical's commits that beta lacks are picked with `cherry-pick -x` in a temporary
@@ -25,13 +27,14 @@ _EPILOG = """what happens:
   at the remote (--push). After anything else neither line has changed.
 
 exit codes:
-  0    synced, or nothing to do (with --detailed-exit-code: nothing to do)
+  0    synced, and nothing to do; the last line and the JSON's "outcome" say which,
+       or --detailed-exit-code: then 0 is nothing to do only, and synced is 10
   1    --dry-run: a sync would bring something
   2    usage
   3    refused: a published fragment, an unexplained difference, a moved tip, a checked-out beta …
   4    unexpected failure (input/output, network, a bug)
   5    conflict: resolve it, then --continue, or --abort
-  10   with --detailed-exit-code: synced
+  10   synced, with --detailed-exit-code only
   130  interrupted"""
 
 
@@ -116,6 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--push needs a remote")
     if args.report and not args.report.absolute().parent.is_dir():
         parser.error(f"--report {args.report}: its folder does not exist")
+    if args.report and args.report.is_dir():
+        parser.error(f"--report {args.report} is a folder; wanted a file")
     signal.signal(signal.SIGTERM, _terminate)
     console = console_from(args)
     found = Outcome()
@@ -136,16 +141,29 @@ def _run(args: argparse.Namespace, console: Console, found: Outcome) -> int:
         found.error = error
         if error.code == ExitCode.REFUSED:
             found.kind = outcome.REFUSED
-    if args.report:
-        args.report.write_text(report.render(found), encoding="utf-8", errors="replace")
-    console.json(found.as_json())
+    # What can fail comes last: a ref may have moved, and then somebody has to be told.
     outcome.print_outcome(console, found)
+    console.json(found.as_json())
+    if args.report:
+        _write_report(args.report, found, console)
     return found.exit_code(args.detailed_exit_code)
 
 
+def _write_report(path: Path, found: Outcome, console: Console) -> None:
+    """Write the report; that it cannot be written does not change what the run has done, nor its exit code."""
+    try:
+        path.write_text(report.render(found), encoding="utf-8", errors="replace")
+    except OSError as error:
+        console.error(
+            f"--report {path} cannot be written: {error.strerror}; the sync itself is as told above"
+        )
+
+
 def _options(args: argparse.Namespace, command: str) -> run.Options:
-    file = args.lines or args.repo / LINES_FILE
-    lines = read_lines(file) if args.lines or file.is_file() else Lines()
+    require_version()
+    file = args.lines or open_repository(args.repo).folder / LINES_FILE
+    there = bool(args.lines) or file.is_file()
+    lines = read_lines(file) if there else Lines()
     given = {
         key: value
         for key in ("canonical", "beta", "folder", "component", "work_branch", "author")
@@ -159,8 +177,8 @@ def _options(args: argparse.Namespace, command: str) -> run.Options:
     for name in ("canonical", "beta"):
         if not getattr(lines, name):
             raise CommandError(
-                f"--{name} must be given: {file} does not name the line", code=ExitCode.USAGE, reason=name,
-                hint=f"scripts/sync-beta --repo {args.repo} --canonical REF --beta REF",
+                f"--{name} must be given: {file} {'does not name the line' if there else 'does not exist'}",
+                code=ExitCode.USAGE, reason=name, hint=f"{command} --canonical REF --beta REF --dry-run",
             )  # fmt: skip
     remote = "" if args.no_remote else args.remote
     return run.Options(

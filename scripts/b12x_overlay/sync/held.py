@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from b12x_overlay.changes.receipts import Receipt, order_receipts, parse_receipt
+from b12x_overlay.console import CommandError
+from b12x_overlay.exitcodes import ExitCode
 from b12x_overlay.git import Git
 from b12x_overlay.lines import Keep, Lines
 
@@ -42,6 +44,30 @@ def read_tree(git: Git, commit: str, folder: str = "") -> dict[str, tuple[str, s
         mode, _, blob = meta.split(" ")
         tree[path] = (mode, blob)
     return tree
+
+
+def check_rules(git: Git, canonical: str, beta: str, lines: Lines) -> list[str]:
+    """What the rules name in vain; such a rule protects nothing, and is most often a slip of the pen.
+
+    Raises:
+        CommandError: the fragments' folder is a file.
+    """
+    paths = read_tree(git, canonical).keys() | read_tree(git, beta).keys()
+    if lines.folder in paths:
+        raise CommandError(
+            f"--folder {lines.folder} is a file; wanted the folder that holds the fragments",
+            code=ExitCode.USAGE, reason="folder", hint="name it, for example --folder .lil/changes",
+        )  # fmt: skip
+    found = [
+        f"--keep {rule.path} ({rule.why}): no file of that name on either line, so nothing is kept by it"
+        for rule in lines.keep
+        if not any(fnmatch.fnmatchcase(path, rule.path) for path in paths)
+    ]
+    if not any(path.startswith(f"{lines.folder}/") for path in paths):
+        found.append(
+            f"--folder {lines.folder}: neither line has it, so there are no published fragments to protect"
+        )
+    return found
 
 
 def last_receipt(git: Git, commit: str, lines: Lines) -> Receipt | None:

@@ -39,6 +39,7 @@ class Outcome:
     """Where the result went: a ref, here or at the remote."""
     tree: list[Difference] = field(default_factory=list)
     checks: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     conflict: Step | None = None
     clashes: list[Clash] = field(default_factory=list)
@@ -53,7 +54,9 @@ class Outcome:
     def as_json(self) -> dict[str, Any]:
         steps = self.plan.steps if self.plan else []
         return {
-            "outcome": "failed" if self.error and self.error.code == ExitCode.FAILED else self.kind,
+            "outcome": "failed"
+            if self.error and self.error.code != ExitCode.REFUSED
+            else self.kind,
             "canonical": self.tips.canonical.tip if self.tips else None,
             "beta": self.tips.beta.tip if self.tips else None,
             "lines": {
@@ -70,6 +73,7 @@ class Outcome:
             "brought": sum(step.decision == BRING for step in steps),
             "plan": [_step_json(step) for step in steps],
             "checks": self.checks,
+            "warnings": self.warnings,
             "tree": [difference.as_json() for difference in self.tree],
             "refusals": [vars(refusal) for refusal in self.refusals],
             "conflict": {

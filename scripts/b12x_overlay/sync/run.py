@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from b12x_overlay.changes.model import plain
 from b12x_overlay.console import CommandError, Console
 from b12x_overlay.exitcodes import ExitCode
 from b12x_overlay.git import Git, require_version
 from b12x_overlay.lines import Keep, Lines
 from b12x_overlay.sync import finish, outcome, resume
 from b12x_overlay.sync.conflict import find_clashes
-from b12x_overlay.sync.held import Held, find_held, last_receipt
+from b12x_overlay.sync.held import Held, check_rules, find_held, last_receipt
 from b12x_overlay.sync.history import read_history
 from b12x_overlay.sync.landing import refuse_checked_out
 from b12x_overlay.sync.outcome import Outcome
@@ -87,6 +88,9 @@ class Run:
     def make_plan(self) -> None:
         """Decide for every commit, and print it."""
         objects, lines, tips = self.where.objects, self.options.lines, self.tips
+        self.found.warnings = check_rules(objects, tips.canonical.tip, tips.beta.tip, lines)
+        for warning in self.found.warnings:
+            self.console.progress(f"{self.console.paint('warning:', 'yellow')} {plain(warning)}")
         history = read_history(objects, tips.canonical.tip, self.start)
         receipt = last_receipt(objects, tips.beta.tip, lines)
         held: Held = find_held(objects, tips.beta.tip, lines, receipt)
@@ -137,6 +141,8 @@ def _sync(run: Run) -> None:
     remote = options.remote
     if remote is None:
         remote = options.lines.remote if options.lines.remote in repo.lines("remote") else ""
+    elif remote:
+        _require_remote(repo, remote)
     run.console.progress("reading the tips" + (f" of {remote}" if remote else ""))
     push = options.mode == "push"
     if push and not remote:
@@ -165,6 +171,20 @@ def _sync(run: Run) -> None:
         return
     # without a slash: a branch called like a part of the name would be in its way
     _in_worktree(run, f"{options.lines.work_branch.replace('/', '-')}-run")
+
+
+def _require_remote(repo: Git, remote: str) -> None:
+    """A bare word has to be a remote's name; a URL or a path is git's to try.
+
+    Raises:
+        CommandError: it is not; the remotes are named.
+    """
+    known = repo.lines("remote")
+    if remote not in known and not {"/", ":"} & set(remote) and not (repo.folder / remote).exists():
+        raise CommandError(
+            f"--remote {remote}: {repo.folder} has no remote of that name; it has: {', '.join(known) or 'none'}",
+            code=ExitCode.USAGE, reason="remote", hint="name one of them, or stay local with --no-remote",
+        )  # fmt: skip
 
 
 def _in_worktree(run: Run, branch: str) -> None:

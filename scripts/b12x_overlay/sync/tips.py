@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -127,10 +128,16 @@ def _line(
     if not local and not there:
         commit = git.commit(name) if key == "canonical" and not name.startswith("-") else None
         if commit is None:
+            place = shlex.quote(str(git.folder))
+            hint = f"see git -C {place} branch --all"
+            if key == "beta" and branch:
+                hint += f", or make the line: git -C {place} branch {shlex.quote(branch)} COMMIT, the one that beta starts from"
             raise CommandError(
-                f"--{key} {name} is no branch{_at(remote)}", code=ExitCode.USAGE, reason=key,
-                hint=f"see git branch --all in {git.folder}",
-            )  # fmt: skip
+                f"--{key} {name} is no branch{_at(remote)}",
+                code=ExitCode.USAGE,
+                reason=key,
+                hint=hint,
+            )
         return Line(name, "", "", "", commit)
     if not there or there == local:
         return Line(name, branch, local, there, local)
