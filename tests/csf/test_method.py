@@ -524,10 +524,15 @@ def test_layers_are_refused_with_what_to_change(csf, monkeypatch) -> None:
         csf.layers.make_streams()
 
 
-def test_a_b12x_without_dual_plans_is_refused(csf) -> None:
+@pytest.mark.parametrize("a4_prefill", [False, True])
+def test_a_b12x_without_dual_plans_is_refused(csf, a4_prefill: bool) -> None:
+    """One that runs A4 over packed weights as well: packing copies the scales' values."""
+    from support import reference_b12x
     from vllm.model_executor.layers.fused_moe.b12x_a4 import provider
 
     csf.b12x.dual = False
+    if a4_prefill:
+        csf.b12x.TPMoEScratchPlan = reference_b12x.ReferenceB12x(a4_prefill=True).TPMoEScratchPlan
     provider.get_provider.cache_clear()
     with pytest.raises(ValueError, match=r"NVFP4-CSF: the installed b12x .* cannot"):
         csf.layers.make_streams()

@@ -25,6 +25,9 @@ def provider(vllm_on_cpu: None) -> Any:
 def test_bind_with_a4_prefill_comes_first(provider: Any) -> None:
     assert provider.probe(reference_b12x.ReferenceB12x(a4_prefill=True)).kind == "bind"
     assert provider.probe(reference_b12x.ReferenceB12x()).kind == "dual"
+    only_bind = provider.probe(reference_b12x.ReferenceB12x(a4_prefill=True, dual=False))
+    assert only_bind.kind == "bind"
+    assert "one quant mode at a time" in only_bind.no_dual
 
 
 def test_what_is_missing_is_named(provider: Any) -> None:

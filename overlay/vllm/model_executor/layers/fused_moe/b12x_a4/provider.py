@@ -37,11 +37,13 @@ class Provider:
         name: what to show, e.g. ``flashinfer-python 0.7.2.post1``.
         kind: how A4 and W4A16 share one copy of the weights, or None.
         missing: what the package lacks; empty when ``kind`` is set.
+        no_dual: for kind "bind": why there is no dual plan besides, or empty.
     """
 
     name: str
     kind: PlanKind | None
     missing: str = ""
+    no_dual: str = ""
 
 
 @functools.cache
@@ -61,22 +63,15 @@ def probe(fused_moe: Any) -> Provider:
     scratch_plan = getattr(fused_moe, "TPMoEScratchPlan", None)
     if scratch_plan is None:
         scratch_plan = _implementation_attribute(fused_moe, "TPMoEScratchPlan")
+    missing = ", ".join(_missing_for_dual(fused_moe))
     if scratch_plan is not None and _takes(scratch_plan.bind, "a4_prefill"):
-        return Provider(name, "bind")
-    missing = [entry for entry in ("Caps", "plan", "bind", "run") if not hasattr(fused_moe, entry)]
-    if not missing:
-        caps = fused_moe.Caps
-        names = {field.name for field in fields(caps)} if is_dataclass(caps) else set()
-        missing += [f"Caps.{name}" for name in ("quant_mode", "decode_config") if name not in names]
-        problem = _dual_plan_problem(fused_moe)
-        if problem:
-            missing.append(problem)
+        return Provider(name, "bind", no_dual=missing)
     if missing:
         return Provider(
             name,
             None,
             "it has neither TPMoEScratchPlan.bind(a4_prefill=) nor one weight plan for "
-            f"nvfp4 and w4a16 (missing: {', '.join(missing)})",
+            f"nvfp4 and w4a16 (missing: {missing})",
         )
     return Provider(name, "dual")
 
@@ -117,6 +112,17 @@ def settle_fork_switches(
     return refusal
 
 
+def _missing_for_dual(fused_moe: Any) -> list[str]:
+    missing = [entry for entry in ("Caps", "plan", "bind", "run") if not hasattr(fused_moe, entry)]
+    if missing:
+        return missing
+    caps = fused_moe.Caps
+    names = {field.name for field in fields(caps)} if is_dataclass(caps) else set()
+    missing = [f"Caps.{name}" for name in ("quant_mode", "decode_config") if name not in names]
+    problem = _dual_plan_problem(fused_moe)
+    return [*missing, problem] if problem else missing
+
+
 def _dual_plan_problem(fused_moe: Any) -> str | None:
     """Plan tiny weights for both modes; the planner refuses what it cannot do. No device memory is used."""
     import torch
@@ -132,9 +138,10 @@ def _dual_plan_problem(fused_moe: Any) -> str | None:
             intermediate_size=128,
             w13_layout="w13",
         )
+        discards = plan.discards_source_parameters
     except Exception as error:  # any refusal is an answer
         return f"plan_weights for both modes: {error}"
-    if plan.discards_source_parameters:
+    if discards:
         return "a weight plan for both modes that keeps the source weights"
     return None
 

@@ -7,11 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from vllm.model_executor.layers.quantization.nvfp4_csf.owner import CsfOwner, Scratch
-from vllm.model_executor.layers.quantization.nvfp4_csf.planes import (
-    PlaneGeometry,
-    ScalePlanes,
-    expand,
-)
+from vllm.model_executor.layers.quantization.nvfp4_csf.planes import ScalePlanes
 
 ATTRIBUTE = "nvfp4_csf"
 """Attribute of vLLM's RoutedExperts that holds the `CsfLayer`."""
@@ -89,7 +85,9 @@ class CsfLayer:
             return
         self._planes = w13, w2
         self._scratch = self.owner.scratch(w13.geometry, w2.geometry, w13.fixed.device)
-        self._expansion = make_expansion(w13, w2, self._scratch)
+        from vllm.model_executor.layers.quantization.nvfp4_csf.expansion import make_expansion
+
+        self._expansion = make_expansion(w13, w2, *self._scratch)
         self.owner.layer_is_ready()
 
     def _replace(self, w13: ScalePlanes, w2: ScalePlanes) -> None:
@@ -106,32 +104,4 @@ class CsfLayer:
             old.copy_(new)
 
 
-def make_expansion(w13: ScalePlanes, w2: ScalePlanes, scratch: Scratch) -> Expansion:
-    """The Triton kernels on a GPU (or in Triton's interpreter), plain torch elsewhere."""
-    from vllm.model_executor.layers.quantization.nvfp4_csf.expand_kernels import expand_all
-    from vllm.model_executor.layers.quantization.nvfp4_csf.expansion import LayerExpansion
-    from vllm.model_executor.layers.quantization.nvfp4_csf.launch import interpreted
-
-    if w13.fixed.is_cuda or interpreted(expand_all):
-        return LayerExpansion(w13, w2, *scratch)
-    return _TorchExpansion(w13, w2, scratch)
-
-
-class _TorchExpansion:
-    """The reference, for CPU tensors."""
-
-    def __init__(self, w13: ScalePlanes, w2: ScalePlanes, scratch: Scratch) -> None:
-        self._pairs = tuple(zip((w13, w2), scratch, strict=True))
-        self.experts = w13.geometry.experts
-
-    def expand(self, stream: Any = None) -> None:
-        for planes, scratch in self._pairs:
-            scratch.view(torch.uint8).copy_(expand(planes))
-
-    def expand_routed(self, topk_ids: torch.Tensor) -> None:
-        ids = topk_ids[(topk_ids >= 0) & (topk_ids < self.experts)].unique().long()
-        for planes, scratch in self._pairs:
-            scratch.view(torch.uint8)[ids] = expand(planes)[ids]
-
-
-__all__ = ["ATTRIBUTE", "CsfLayer", "Expansion", "PlaneGeometry", "make_expansion"]
+__all__ = ["ATTRIBUTE", "CsfLayer", "Expansion"]

@@ -63,10 +63,11 @@ def refuse_provider() -> None:
         ValueError: naming the package and what it lacks.
     """
     provider = get_provider()
-    if provider.kind is None:
+    missing = provider.missing or provider.no_dual
+    if missing:
         raise ValueError(
             f"NVFP4-CSF: the installed b12x ({provider.name}) cannot read block scales that change after loading "
-            f"({provider.missing}): install flashinfer-python==0.7.2.post1 or b12x==1.5.1."
+            f"({missing}): install flashinfer-python==0.7.2.post1 or b12x==1.5.1."
         )
 
 
