@@ -215,6 +215,28 @@ def _no_float(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("architectures", 5),
+        ("quantization_config", "nvfp4"),
+        ("quantization_config", {"quant_method": "modelopt", "ignore": 7}),
+        ("quantization_config", {"quant_method": "modelopt", "quantization": {"quantized_layers": []}}),
+        ("quantization_config", {"quant_method": "nvfp4_csf", "source_quantization_config": {"ignore": "x"}}),
+        ("text_config", {"quantization_config": {"quant_method": "modelopt", "config_groups": [1]}}),
+    ],
+)  # fmt: skip
+def test_a_config_field_of_another_kind_is_an_error_that_names_it(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    folder = calibrated(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, field: value}))
+    with pytest.raises(CheckpointError, match=r"config\.json: .* is .*, wanted") as error:
+        checkpoint.read(folder)
+    assert field in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("damage", "words"),
     [
         (_cut_short, "cut short"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from b12x_overlay.doctor import quantconfig
+from b12x_overlay.doctor import kinds, quantconfig
 from b12x_overlay.doctor.calibration import Calibration, judge
 from b12x_overlay.doctor.quantconfig import QuantConfig
 from b12x_overlay.doctor.safetensors import CheckpointError, ScalarReader, TensorInfo, read_header
@@ -120,7 +120,7 @@ def read(
         raise CheckpointError(f"{folder} has no config.json: give the folder of the checkpoint")
     config = _config(folder / "config.json")
     legacy = folder / "hf_quant_config.json"
-    quant = quantconfig.read(config, _json(legacy) if legacy.is_file() else None)
+    quant = quantconfig.read(config, _legacy(legacy) if legacy.is_file() else None)
     files = _files(folder)
     if quant.csf == "container":
         root = Path(quant.checkpoint_root)
@@ -149,8 +149,15 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
+def _legacy(path: Path) -> dict[str, Any]:
+    value = _json(path)
+    kinds.check(path, value, kinds.QUANTIZATION)
+    return value
+
+
 def _config(path: Path) -> dict[str, Any]:
     config = _json(path)
+    kinds.check(path, config, kinds.CONFIG)
     text = config.get("text_config")
     return (
         {**config, **{k: v for k, v in text.items() if v is not None}}

@@ -35,7 +35,7 @@ def feature(seen: Seen) -> Feature:
         or CSF_METHOD in (seen.serve.quantization, seen.serve.load_format)
     )
     if not asked:
-        what = "the checkpoint has plain scales" if seen.checkpoint else "no checkpoint given"
+        what = "the checkpoint has plain scales" if seen.checkpoint else "no checkpoint was read"
         return Feature(name, False, False, f"{what}, and {names.COMPRESS} is not set")
     obstacles = unpatched(seen) + backend(seen)
     if seen.checkpoint is not None:
