@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from apply.factory import PYTHON, Project, Series, contents
+from apply.factory import PYTHON, REPO, Project, Series, contents
 
 
 @pytest.fixture
@@ -70,6 +70,16 @@ def test_closed_descriptors(made: Project, site: Path, closing: str, flags: str)
         capture_output=True, env=made.env, check=False,
     )  # fmt: skip
     assert (done.returncode, b"Traceback" in done.stderr) == (1, False)
+
+
+@pytest.mark.parametrize("name", ["apply-patches", "doctor", "build-image"])
+def test_ctrl_c_while_modules_are_loaded(tmp_path: Path, name: str) -> None:
+    (tmp_path / "argparse.py").write_text("raise KeyboardInterrupt\n")
+    done = subprocess.run(
+        [PYTHON, str(REPO / "scripts" / name)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, b"")
 
 
 def test_an_encoding_without_the_paths_letters(made: Project, site: Path, tmp_path: Path) -> None:
