@@ -117,17 +117,40 @@ def test_a_file_that_cannot_be_read_is_no_link(
 
 @pytest.mark.parametrize(
     "args",
-    [("--target", "none.whl"), ("--target", "tree", "--commit"), ("export", "--target", "tree"), ("--target", "sub")],
+    [("--target", "none.whl"), ("--target", "folder.whl"), ("--target", "tree", "--commit"), ("export", "--target", "tree"), ("--target", "sub")],
 )  # fmt: skip
 def test_every_refusal_has_a_next_step(
     made: Project, tmp_path: Path, series: Series, args: tuple[str, ...]
 ) -> None:
     lay(tmp_path / "tree", series.base)
     (tmp_path / "sub").mkdir()
+    (tmp_path / "folder.whl").mkdir()
     result = made.run(*args, cwd=tmp_path)
     assert result.code == 3
     assert "\nnext: " in result.err
     assert "next: --" not in result.err  # a flag alone is no command
+
+
+def test_paths_in_commands_are_quoted(made: Project, tmp_path: Path, series: Series) -> None:
+    tree = lay(tmp_path / "it's a tree", series.base)
+    lock = tree / ".git/index.lock"
+    lock.parent.mkdir()
+    lock.touch()
+    result = made.run("--target", tree)
+    assert result.code == 3
+    words = shlex.split(result.err.splitlines()[-1].partition("running: ")[2])
+    assert words == ["rm", str(lock)]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_damaged_archive_is_to_be_removed_only_where_it_was_fetched_to(
+    made: Project, tmp_path: Path, own: bool
+) -> None:
+    folder = tmp_path if own else made.root / "build/sources"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vllm-0.32.0.tar.gz").write_bytes(b"x")
+    result = made.run("bump", folder / "vllm-0.32.0.tar.gz" if own else "0.32.0")
+    assert (result.code, "next: rm" in result.err) == (3, not own)
 
 
 def test_a_full_disk_while_writing_a_wheel_is_one_message(

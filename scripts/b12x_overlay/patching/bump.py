@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import tarfile
 import zipfile
 from collections.abc import Iterable
@@ -161,8 +162,11 @@ def _archive(path: Path, wanted: Iterable[str]) -> Other:
                     files[name] = stream.read()
         return Other(str(path), frozenset(every), files)
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+        again = f"rm {shlex.quote(str(path))}, then run the command again"
         raise CommandError(
-            f"{path}: {error}: damaged or truncated", reason="bad-archive", hint=f"rm {path}"
+            f"{path}: {error}: damaged or truncated",
+            reason="bad-archive",
+            hint=again if path.parent == sources() else "give a whole one",
         ) from error
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from b12x_overlay.console import CommandError
@@ -48,12 +49,12 @@ def refuse_unfinished(root: Path) -> None:
             raise CommandError(
                 f"{folder / name} exists: an earlier git command stopped half-way in {root}; nothing was changed",
                 reason="git-unfinished",
-                hint=f"finish it, or: cd {root} && {command}",
+                hint=f"finish it, or: cd {shlex.quote(str(root))} && {command}",
             )
     lock = folder / "index.lock"
     if lock.exists():
         raise CommandError(
             f"{lock} exists: another git command is running in {root}, or one crashed; nothing was changed",
             reason="git-locked",
-            hint=f"wait for it; if no git process is running: rm {lock}",
+            hint=f"wait for it; if no git process is running: rm {shlex.quote(str(lock))}",
         )

@@ -24,7 +24,7 @@ _VERBS = """verbs:
   verify   status, and derive the original bytes back from what is there; writes nothing
   list     the patches, why they are there, their files and numbers of changed lines
   export   maintainers: write a git checkout's commits (one per patch) back to patches/ and its hashes
-  bump     maintainers: say how each patch stands on another vLLM (a version, a folder or a .tar.gz)
+  bump     maintainers: say how each patch stands on another vLLM (a version, a folder, a .tar.gz or a .whl)
 
 targets:
   none       build/sources/vllm-VERSION, fetched and unpacked on the first run
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 def _check_usage(made: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     wheel = bool(args.target) and args.target.endswith(".whl")
     if (args.other is not None) != (args.verb == "bump"):
-        made.error("bump needs the other vLLM (a version, a folder or a .tar.gz)" if args.verb == "bump" else
+        made.error("bump needs the other vLLM (a version, a folder, a .tar.gz or a .whl)" if args.verb == "bump" else
                    f"{args.verb} takes no argument {args.other!r}; did you mean --target {args.other}?")  # fmt: skip
     if args.commit and (args.verb != "apply" or wheel):
         made.error("--commit goes with apply on a git checkout")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ def command(args: argparse.Namespace, console: Console) -> int:
         raise CommandError(
             f"{made.root} has changes that are not committed; export takes commits only",
             reason="uncommitted-changes",
-            hint=f"git -C {made.root} status, then commit them (git commit --fixup, git rebase --autosquash)",
+            hint=f"git -C {shlex.quote(str(made.root))} status, then commit them (git commit --fixup, git rebase --autosquash)",
         )
     try:
         document = patchset.read_pin_file(PATCHES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def check(path: Path, artifact: Artifact) -> None:
         raise CommandError(
             f"{path} has sha256 {found}, wanted {artifact.sha256}",
             reason="bad-download",
-            hint=f"rm {path}, then run the command again",
+            hint=f"rm {shlex.quote(str(path))}, then run the command again",
         )
 
 

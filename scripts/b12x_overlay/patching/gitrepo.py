@@ -147,7 +147,7 @@ def command(
         raise CommandError(
             f"{target.root} has staged changes; nothing was changed",
             reason="staged-changes",
-            hint=f"commit or unstage them: git -C {target.root} status",
+            hint=f"commit or unstage them: git -C {shlex.quote(str(target.root))} status",
         )
     head = made.text("rev-parse", "HEAD")
     todo = _uncommitted(made, patch_set)

@@ -92,8 +92,8 @@ def advice(outcome: Outcome, patch_set: PatchSet) -> str:
     foreign = [file.path for file in bad if file.role == "overlay" and file.reason != "unreadable"]
     if foreign and all(file.role == "overlay" or file.state is not State.BLOCKED for file in bad):
         return (
-            f"{foreign[0]} is not this set's file: move it away (keep a copy if it is yours), then run the command "
-            "again"
+            f"{foreign[0]} is not this set's file: move it away (keep a copy if it is yours; from a git "
+            "checkout, export takes your edit over), then run the command again"
         )
     unreadable = [file.path for file in bad if file.reason == "unreadable"]
     if unreadable:

@@ -159,6 +159,12 @@ def _opened(path: Path, version: str) -> zipfile.ZipFile:
             reason="no-target",
             hint=f"check the path, or fetch a wheel: pip download --no-deps vllm=={version}",
         ) from error
+    except OSError as error:
+        raise CommandError(
+            f"{path} cannot be read: {error.strerror or error}",
+            reason="no-target",
+            hint="give a wheel of vLLM that this user can read",
+        ) from error
     except zipfile.BadZipFile as error:
         raise CommandError(
             f"{path}: {error}: the wheel is damaged or truncated",
