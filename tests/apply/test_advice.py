@@ -131,6 +131,16 @@ def test_every_refusal_has_a_next_step(
     assert "next: --" not in result.err  # a flag alone is no command
 
 
+@pytest.mark.parametrize("damage", ["patchset.toml", "first.patch"])
+def test_a_damaged_patch_set_has_a_next_step(made: Project, site: Path, damage: str) -> None:
+    path = made.root / "patches" / damage
+    path.write_bytes(path.read_bytes()[:-40])
+    result = made.run("status", "--target", site)
+    assert result.code == 4
+    next_step = result.err.splitlines()[-1]
+    assert next_step.startswith(f"next: git -C {made.root} status -- patches overlay")
+
+
 def test_paths_in_commands_are_quoted(made: Project, tmp_path: Path, series: Series) -> None:
     tree = lay(tmp_path / "it's a tree", series.base)
     lock = tree / ".git/index.lock"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -210,7 +211,8 @@ def _vllm_findings(verdict: integrity.Verdict, expected: Expected) -> list[Findi
             )
         ]
     if verdict.state is State.ABSENT:
-        fix = "run doctor with the Python that runs vllm: /path/to/python doctor"
+        command = f"/path/to/python {shlex.quote(sys.argv[0])}"
+        fix = f"run doctor with the Python that runs vllm: {command}"
         return [Finding("vllm", Level.PROBLEM, f"no vllm is installed for {sys.executable}", fix)]
     if verdict.state is State.OTHER_VERSION:
         text = f"vllm {verdict.version}{where}; the patch set is for {expected.version}"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from b12x_overlay.patching import again, engine, patchset, report
 from b12x_overlay.patching.patchset import PatchSet, PatchSetError
 from b12x_overlay.patching.sources import default_tree
 from b12x_overlay.patching.target import FolderTarget, at_folder
-from b12x_overlay.paths import OVERLAY, PATCHES
+from b12x_overlay.paths import OVERLAY, PATCHES, REPO
 
 _VERBS = """verbs:
   apply    fetch vLLM's pinned source distribution if no target is given, then apply overlay and patches (default)
@@ -106,7 +107,12 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     try:
         patch_set = patchset.load(PATCHES, OVERLAY)
     except PatchSetError as error:
-        raise CommandError(str(error), code=ExitCode.FAILED, reason="bad-patch-set") from error
+        raise CommandError(
+            str(error),
+            code=ExitCode.FAILED,
+            reason="bad-patch-set",
+            hint=f"git -C {shlex.quote(str(REPO))} status -- patches overlay says what was edited or removed",
+        ) from error
     if args.verb == "bump":
         from b12x_overlay.patching import bump
 
