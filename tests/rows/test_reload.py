@@ -238,3 +238,19 @@ def test_a_model_that_goes_takes_its_weights_along(armed: None, reference: Any) 
     del layer, experts
     gc.collect()
     assert [ref() for ref in weights if ref() is not None] == []
+
+
+def test_a_reload_leaves_one_copy_of_everything(armed: None, reference: Any) -> None:
+    """The reloaded block scales, copied into the first load's, must not live on beside them: gigabytes per rank."""
+    model, layer = make_reloadable()
+    sizes = {t.numel() for _, t in tensors(harness.experts_of(layer)._prepared_experts)}
+    large = {size for size in sizes if size > 1000}
+
+    def copies() -> int:
+        gc.collect()
+        found = (o for o in gc.get_objects() if isinstance(o, torch.Tensor) and not o.is_meta)
+        return len({o.data_ptr() for o in found if o.numel() in large})
+
+    before = copies()
+    reload_weights(model, layer, checkpoint(1, harness.SMALL))
+    assert copies() == before

@@ -76,6 +76,10 @@ class DualPlanExperts(b12x.B12xExperts):
         name = self._dual.layer_name
         prepared = reuse_storage(getattr(layer, "_b12x_prepared_experts", None), prepared, name)
         self._prepared_experts = layer._b12x_prepared_experts = prepared
+        if self._dual.kind == "dual":
+            # After a reload these are the new scales; their values are in the first load's by now.
+            self.quant_config._w1.scale = prepared.w1_blockscale
+            self.quant_config._w2.scale = prepared.w2_blockscale
         if self._packed_experts is not None:
             self._packed_experts = layer._b12x_packed_experts = reuse_storage(
                 getattr(layer, "_b12x_packed_experts", None), self._packed_experts, name
