@@ -10,6 +10,7 @@ import pytest
 import torch
 from csf.streams import plausible_scales
 from nvfp4_csf import codec
+from support.alive import distinct_tensors
 
 WAYS = pytest.mark.parametrize("way", ["compress", "streams"])
 MODES = pytest.mark.parametrize("armed", [False, True], ids=["w4a16", "a4"])
@@ -347,9 +348,15 @@ def test_reload_keeps_every_address(csf, way: str, armed: bool) -> None:
         return [t.data_ptr() for t in tensors]
 
     before = addresses()
+    prepared = csf.harness.experts_of(layer)._prepared_experts
+    sizes = {t.numel() for t in (prepared.w1_fp4, prepared.w2_fp4, *layer.nvfp4_csf.scratch)}
+    sizes |= {planes.fixed.numel() for planes in layer.nvfp4_csf.planes}
+    del prepared
+    held = distinct_tensors(sizes)
     for _ in range(2):  # the second reload meets what the first left
         reload(csf, layer, pack(csf.layers.checkpoint_tensors(seed=5)))
         assert addresses() == before
+        assert distinct_tensors(sizes) == held, "a copy of the new weights stayed"
     new = run(csf, layer, prefill=armed)
     csf.owner._open.clear()
     with csf.owner.owner_scope():

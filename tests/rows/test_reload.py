@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.alive import distinct_tensors
 
 from rows import harness
 
@@ -245,12 +246,6 @@ def test_a_reload_leaves_one_copy_of_everything(armed: None, reference: Any) -> 
     model, layer = make_reloadable()
     sizes = {t.numel() for _, t in tensors(harness.experts_of(layer)._prepared_experts)}
     large = {size for size in sizes if size > 1000}
-
-    def copies() -> int:
-        gc.collect()
-        found = (o for o in gc.get_objects() if isinstance(o, torch.Tensor) and not o.is_meta)
-        return len({o.data_ptr() for o in found if o.numel() in large})
-
-    before = copies()
+    before = distinct_tensors(large)
     reload_weights(model, layer, checkpoint(1, harness.SMALL))
-    assert copies() == before
+    assert distinct_tensors(large) == before
