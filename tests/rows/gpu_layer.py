@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,15 +32,19 @@ STEPS: dict[str, tuple[int, list[tuple[int, int]], int]] = {
     "one prefill row": (9, [(4, 5)], 0),
     "leading": (24, [(0, 16)], 0),
     "trailing": (24, [(8, 24)], 0),
-    "interleaved, small parts": (40, [(3, 9), (12, 20), (25, 33)], 0),
+    "small parts": (40, [(3, 9), (12, 20), (25, 33)], 0),
     "off 16 bytes": (25, [(5, 9), (17, 24)], 0),
     "off 16 bytes, large parts": (61, [(1, 22), (35, 60)], 0),
-    "gathered": (64, [(row, row + 2) for row in range(1, 60, 4)], 0),
-    "gathered, every other row": (33, [(row, row + 1) for row in range(0, 33, 2)], 0),
+    "off 16 bytes, same kernel": (28, [(0, 5)], 0),
+    "many parts": (64, [(row, row + 2) for row in range(1, 60, 4)], 0),
+    "every other row": (33, [(row, row + 1) for row in range(0, 33, 2)], 0),
     "padded": (32, [(2, 20)], 5),
-    "gathered and padded": (48, [(row, row + 3) for row in range(0, 40, 5)], 6),
+    "many parts and padded": (48, [(row, row + 3) for row in range(0, 40, 5)], 6),
 }
 """Name to rows, prefill ranges and rows of padding at the end (ids of -1)."""
+
+FORMS = {"sliced": 1000, "gathered": 0}
+"""Name to MAX_SLICED_PARTS."""
 
 
 def start(device: str) -> None:
@@ -207,10 +212,11 @@ def truth(rows: int, prefill: list[tuple[int, int]]) -> list[bool]:
     return [any(lo <= row < hi for lo, hi in prefill) for row in range(rows)]
 
 
-def mixed_step(layer: Layer, name: str) -> dict[str, Any]:
+def mixed_step(layer: Layer, name: str, form: str) -> dict[str, Any]:
     """One step of ``STEPS``: modes from the outputs, and W4A16 rows beside pure W4A16 calls."""
     from vllm.model_executor.layers.fused_moe.b12x_a4 import parts
 
+    parts.MAX_SLICED_PARTS = FORMS[form]
     rows, prefill, padded = STEPS[name]
     batch = batch_of(rows, layer.device, seed=rows + padded, padded=padded)
     real = rows - padded
@@ -231,7 +237,7 @@ def mixed_step(layer: Layer, name: str) -> dict[str, Any]:
         # The same launch by itself: same rows, same plan, but no other launches, slices or gathering.
         alone = layer.call(slice_of(batch, order[part.lo : part.hi]))[: where.numel()]
         alone_equal &= torch.equal(out[where], alone)
-        if regime(layer, part.hi - part.lo) == regime(layer, rows):
+        if regime(part.hi - part.lo) == regime(rows):
             same_regime += where.numel()
             same_regime_equal &= torch.equal(out[where], whole[where])
         scale = whole[:real].float().abs().max()
@@ -253,13 +259,14 @@ def mixed_step(layer: Layer, name: str) -> dict[str, Any]:
     }
 
 
-def regime(layer: Layer, rows: int) -> Any:
-    """What decides which W4A16 kernel runs for *rows* rows."""
-    w4a16 = harness.experts_of(layer.module)._sets(GEOMETRY.topk)[1]
-    if rows <= 8:  # kernels compiled for one row count
+def regime(rows: int) -> Any:
+    """What decides which W4A16 kernel runs for *rows* rows over native weights."""
+    from support.reference_b12x import regimes
+    from vllm.model_executor.layers.fused_moe.b12x_a4.plans import bucket_edge
+
+    if rows <= regimes.SMALL_TOKENS:  # kernels compiled for one row count
         return rows
-    config = w4a16.plan("w4a16", rows).caps.decode_config
-    return repr(config)
+    return regimes.w4a16(bucket_edge(rows), GEOMETRY.topk, GEOMETRY.E, packed_weights=False)
 
 
 def unarmed_layer(device: str) -> dict[str, Any]:
@@ -276,8 +283,11 @@ def unarmed_layer(device: str) -> dict[str, Any]:
 
 def no_device_read(layer: Layer) -> dict[str, bool]:
     """Calls with new row types, sliced and gathered, while every synchronising CUDA operation raises."""
+    from vllm.model_executor.layers.fused_moe.b12x_a4 import parts
+
     found = {}
-    for name in ("interleaved, small parts", "gathered", "gathered and padded"):
+    for name, form in product(("small parts", "many parts", "many parts and padded"), FORMS):
+        parts.MAX_SLICED_PARTS = FORMS[form]
         rows, prefill, padded = STEPS[name]
         batch = batch_of(rows, layer.device, seed=rows + padded, padded=padded)
         torch.cuda.synchronize()
@@ -287,7 +297,7 @@ def no_device_read(layer: Layer) -> dict[str, bool]:
         finally:
             torch.cuda.set_sync_debug_mode("default")
         modes = Modes.of(out, layer.values, batch, rows - padded)
-        found[name] = modes.a4 == truth(rows - padded, prefill)
+        found[f"{name}, {form}"] = modes.a4 == truth(rows - padded, prefill)
     return found
 
 
@@ -376,8 +386,11 @@ def warm_up(*layers: Any) -> None:
 
 def sweep(armed: Layer, unarmed: Layer, count: Callable[[], dict[str, int]]) -> list[Any]:
     """Sizes whose calls compiled or loaded a kernel although everything was warmed up."""
+    from vllm.model_executor.layers.fused_moe.b12x_a4 import parts
+
     cold = []
-    for rows in range(1, MAX_ROWS + 1):
+    for rows, form in product(range(1, MAX_ROWS + 1), FORMS):
+        parts.MAX_SLICED_PARTS = FORMS[form]
         batch = batch_of(rows, armed.device, seed=rows)
         for layer, prefill in (
             (armed, None),
@@ -420,7 +433,9 @@ def findings(device: str) -> dict[str, Any]:
         warm_up(layer.module, plain.module)
         found["warm-up"] = compilations.count()
         finished("warm-up")
-    found["steps"] = {name: mixed_step(layer, name) for name in STEPS}
+    found["steps"] = {
+        form: {name: mixed_step(layer, name, form) for name in STEPS} for form in FORMS
+    }
     finished("mixed steps")
     if device != "cpu":
         found["cold"] = sweep(layer, plain, compilations.count)
@@ -430,7 +445,7 @@ def findings(device: str) -> dict[str, Any]:
         finished("capture and reload")
     else:
         layer.reload(seed=5)
-        found["steps after reload"] = {"padded": mixed_step(layer, "padded")}
+        found["step after reload"] = mixed_step(layer, "padded", "sliced")
     return found
 
 

@@ -33,11 +33,23 @@ def layer(armed: None, reference: Any) -> Any:
     return harness.load_layer()
 
 
+@pytest.fixture
+def sliced(monkeypatch: pytest.MonkeyPatch, vllm_on_cpu: None) -> None:
+    """Parts are launched as slices although there are more than the product's limit."""
+    from vllm.model_executor.layers.fused_moe.b12x_a4 import parts
+
+    monkeypatch.setattr(parts, "MAX_SLICED_PARTS", 8)
+
+
 def test_call_shapes(layer: Any, reference: Any) -> None:
     assert run(layer, reference, 64, (8, 64)) == [(8, False), (56, True)]
     assert run(layer, reference, 2312, (8, 2312)) == [(8, False), (2304, True)]
     assert run(layer, reference, 300, (0, 300)) == [(300, True)]
     assert run(layer, reference, 12) == [(12, False)]
+    assert run(layer, reference, 12, (2, 3)) == [(11, False), (1, True)]
+
+
+def test_more_slices(layer: Any, reference: Any, sliced: None) -> None:
     assert run(layer, reference, 12, (2, 3)) == [(2, False), (1, True), (9, False)]
 
 
@@ -143,7 +155,7 @@ def test_slices_of_the_callers_tensors(layer: Any, reference: Any) -> None:
     assert first["scratch"].data_ptr() == second["scratch"].data_ptr()
 
 
-def test_small_parts_off_a_16_byte_address(armed: None, reference: Any) -> None:
+def test_small_parts_off_a_16_byte_address(armed: None, reference: Any, sliced: None) -> None:
     """Top-k 3: row 5 starts at byte 60. The small-token kernels get aligned copies, larger parts the slices."""
     geometry = Geometry(E=4, H=128, I=64, topk=3)
     layer = harness.load_layer(geometry)
@@ -218,7 +230,7 @@ def test_kept_packed_weights_serve_the_w4a16_rows(
     assert mixed[10:].equal(result(native, (0, 30))[10:])
 
 
-def test_hooks_once_per_call(layer: Any, reference: Any) -> None:
+def test_hooks_once_per_call(layer: Any, reference: Any, sliced: None) -> None:
     """Before the first and after the last launch, whatever the parts, and after a launch that raised."""
     import dataclasses
 

@@ -29,13 +29,20 @@ def pure_results(layer: Any, batch: harness.Batch, rows: int) -> tuple[Any, Any]
 
 
 @pytest.mark.parametrize("topk", [2, 3])
-def test_random_batches(armed: None, reference: Any, topk: int) -> None:
-    """Top-k 3 starts most slices off a 16-byte address; up to 40 rows reach every regime and the gathered form."""
+def test_random_batches(
+    armed: None, reference: Any, monkeypatch: pytest.MonkeyPatch, topk: int
+) -> None:
+    """Top-k 3 starts most slices off a 16-byte address; up to 40 rows reach every regime. Each limit of slices in turn
+    sends the same kinds of steps through slices or through the gathered form."""
+    from vllm.model_executor.layers.fused_moe.b12x_a4 import parts
+
+    limits = (parts.MAX_SLICED_PARTS, 8, 1000)
     geometry = harness.Geometry(E=4, H=128, I=64, topk=topk)
     layer = harness.load_layer(geometry)
     rng = random.Random(topk)
-    gathered = 0
+    launched: set[int] = set()
     for seed in range(70):
+        monkeypatch.setattr(parts, "MAX_SLICED_PARTS", limits[seed % len(limits)])
         rows = rng.choice((1, 2, 7, 8, 9, 17, 24, 40))
         batch = harness.make_batch(
             rows, geometry, seed, padded=rng.choice((0, 0, 1)) if rows > 2 else 0
@@ -55,5 +62,6 @@ def test_random_batches(armed: None, reference: Any, topk: int) -> None:
             assert sum(launch.rows for launch in reference.launches if launch.a4) == int(
                 prefill.sum()
             )
-            gathered += len(ranges) > 4
-    assert gathered, "the gathered form was not reached"
+            launched.add(len(reference.launches) if len(ranges) > 4 else 0)
+    assert min(launched - {0}) == 2, "the gathered form was not reached"
+    assert max(launched) > 8, "more slices than the limit were not reached"

@@ -36,11 +36,12 @@ def check_step(step: dict[str, Any]) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("form", gpu_layer.FORMS)
 @pytest.mark.parametrize("name", gpu_layer.STEPS)
-def test_each_row_runs_in_its_mode(found: dict[str, Any], name: str) -> None:
-    step = found["steps"][name]
+def test_each_row_runs_in_its_mode(found: dict[str, Any], name: str, form: str) -> None:
+    step = found["steps"][form][name]
     check_step(step)
-    assert step["gathered"] is name.startswith("gathered")
+    assert step["gathered"] is (form == "gathered")
 
 
 @pytest.mark.gpu
@@ -77,6 +78,8 @@ def test_the_same_checks_on_the_reference_b12x() -> None:
 
     found = run_child("rows.gpu_layer:findings", device="cpu")
     assert found["unarmed"] == {"class": "B12xExperts", "equal": True}
-    for step in (*found["steps"].values(), *found["steps after reload"].values()):
+    steps = [step for form in found["steps"].values() for step in form.values()]
+    for step in (*steps, found["step after reload"]):
         check_step(step)
-    assert max(step["own"] for step in found["steps"].values()) < 1e-2
+    assert max(step["own"] for step in steps) < 1e-2
+    assert sum(step["w4a16_same_regime_rows"] for step in steps) > 20

@@ -16,12 +16,14 @@ import torch
 if TYPE_CHECKING:
     from vllm.v1.worker.moe_row_types import MoERowTypes
 
-MAX_SLICED_PARTS = 8
+MAX_SLICED_PARTS = 2
 """With more parts than this, rows are gathered into two groups.
 
-Each part costs a bind (about 80 microseconds of host time on a 2.x GHz core) and one to three launches; gathering costs
-five small launches and two passes over the activations whatever the number of parts. Provisional: chosen from those
-counts. ``tests/gpu/bench ranges`` measures the crossover (parts as slices beside parts gathered).
+From ``tests/gpu/bench ranges`` on an H200 (GLM-5.3-Flash TP2 size, 1,024 rows, emulated FP4): with one prefill range (two
+parts) slices and gathering take the same device time (16.71 and 16.76 ms), with two ranges (four parts) slices take twice
+as long as gathering (33.1 and 16.8 ms), also on the host (4.3 and 2.5 ms), and so on in proportion. Every A4 part reads
+nearly all experts' weights, however few rows it has; gathering costs five small launches and two passes over the
+activations whatever the number of parts. Three parts lie between and were not measured: gathering saves one launch there.
 """
 
 
@@ -89,9 +91,14 @@ def split_rows(num_rows: int, prefill: tuple[tuple[int, int], ...]) -> tuple[Par
 
 
 def make_split(
-    num_rows: int, prefill: tuple[tuple[int, int], ...], max_sliced_parts: int = MAX_SLICED_PARTS
+    num_rows: int, prefill: tuple[tuple[int, int], ...], max_sliced_parts: int | None = None
 ) -> StepSplit:
-    """The launches of a step with *prefill* rows; see :func:`split_rows` for what is refused."""
+    """The launches of a step with *prefill* rows; see :func:`split_rows` for what is refused.
+
+    *max_sliced_parts* is ``MAX_SLICED_PARTS`` unless given.
+    """
+    if max_sliced_parts is None:
+        max_sliced_parts = MAX_SLICED_PARTS
     parts = split_rows(num_rows, prefill)
     a4_rows = sum(part.hi - part.lo for part in parts if part.a4)
     if len(parts) <= max_sliced_parts:
