@@ -97,8 +97,8 @@ class MoECalls:
 
 
 def make_recorder(llm: Any) -> Any:
-    """An ``recorder.Recorder`` that leaves the kernels alone."""
-    from rows import engine_cases, recorder
+    """A ``recorder.Recorder`` that leaves the kernels alone."""
+    from rows import recorder
 
     class Recorder(recorder.Recorder):
         def wanted(self) -> list[bool]:
@@ -253,7 +253,7 @@ def serve_one(
     from vllm.utils import gpu_sync_debug
     from vllm.v1.worker import moe_row_types
 
-    from rows import engine_cases, recorder
+    from rows import engine_cases
 
     os.environ[settings.ARM] = str(int(arm))
     os.environ[settings.EAGER] = str(int(eager_switch))
