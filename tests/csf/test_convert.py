@@ -579,6 +579,31 @@ def test_serving_folder_names_the_container(made: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in folder.iterdir()) == ["config.json", "tokenizer.json"]
 
 
+@pytest.mark.parametrize("in_config", [True, False])
+def test_serving_folder_names_the_layers_of_mixed_precision(source, tmp_path, in_config) -> None:
+    """Where config.json does not name them vLLM reads hf_quant_config.json, which a serving folder has not."""
+    layers = {"model.layers.0.mlp.experts": {"quant_algo": "NVFP4", "group_size": 16}}
+    nested = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers, "exclude_modules": []}
+    config = json.loads((source / "config.json").read_text())
+    config.pop("quantization_config")
+    if in_config:
+        short = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+        config["quantization_config"] = short
+    (source / "config.json").write_text(json.dumps(config))
+    (source / "hf_quant_config.json").write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": nested})
+    )
+    assert run(source, tmp_path / "csf") == 0
+    assert run("--serving-folder", tmp_path / "csf", tmp_path / "serve") == 0
+    written = json.loads((tmp_path / "serve" / "config.json").read_text())["quantization_config"]
+    assert written["source_quantization_config"] == {
+        "producer": {"name": "modelopt"},
+        "quantization": nested,
+        "quant_method": "modelopt",
+        "quantized_layers": layers,
+    }
+
+
 def test_serving_folder_of_a_config_with_an_empty_text_config(source: Path, tmp_path: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     quantization = {

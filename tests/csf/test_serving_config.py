@@ -170,3 +170,26 @@ def test_switches_are_registered_with_vllm(vllm) -> None:
     from vllm.model_executor.layers.quantization.nvfp4_csf import settings
 
     assert {settings.COMPRESS, settings.PREFETCH} <= set(envs.environment_variables)
+
+
+def test_older_mixed_precision_is_found_without_its_file(config, tmp_path) -> None:
+    """What `convert-csf --serving-folder` writes for layers that only hf_quant_config.json named, by vLLM's own
+    look-up: the map at the top keeps it from searching for that file."""
+    from types import SimpleNamespace
+
+    from vllm.config.load import LoadConfig
+    from vllm.model_executor.model_loader.weight_utils import get_quant_config
+
+    layers = {"model.layers.0.mlp.experts": {"quant_algo": "NVFP4", "group_size": 16}}
+    nested = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers, "exclude_modules": []}
+    found = wrapped(
+        {"producer": {"name": "modelopt"}, "quantization": nested, "quantized_layers": layers}
+    )
+    config.normalize(found)
+    model = SimpleNamespace(
+        quantization="modelopt_mixed", quantization_config=None, model=str(tmp_path), hf_overrides={},
+        hf_config=SimpleNamespace(quantization_config=found),
+    )  # fmt: skip
+    made = get_quant_config(model, LoadConfig())
+    assert made.quantized_layers == layers
+    assert config.checkpoint_of(made) == config.CsfCheckpoint(config.Path(ROOT), True)

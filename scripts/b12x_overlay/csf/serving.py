@@ -32,7 +32,7 @@ def write_serving_folder(root: Path, target: Path) -> dict[str, Any]:
     holder, text = config, config.get("text_config")
     if "quantization_config" not in config and "quantization_config" in (text or {}):
         holder = text
-    source = holder.get("quantization_config") or _hf_quant_config(metadata)
+    source = _source_config(holder.get("quantization_config"), metadata)
     holder["quantization_config"] = {
         "quant_method": "nvfp4_csf",
         "format_version": 1,
@@ -47,6 +47,30 @@ def write_serving_folder(root: Path, target: Path) -> dict[str, Any]:
         write_json(work / "config.json", config)
         finish(work, target)
     return {"folder": str(target), "checkpoint_root": str(root), "identity": box.identity}
+
+
+def _source_config(found: dict[str, Any] | None, metadata: Path) -> dict[str, Any]:
+    """The source's quantization config, complete: older MIXED_PRECISION checkpoints have the algorithms of their
+    layers in hf_quant_config.json alone, from where vLLM would read all of it. That file is not in the folder, and
+    vLLM does not look for it if the layers are named at the top."""
+    layers = _quantized_layers(found) if found else None
+    if not found or (_algorithm(found) == "MIXED_PRECISION" and not layers):
+        found = _hf_quant_config(metadata)
+        layers = _quantized_layers(found)
+    return {**found, "quantized_layers": layers} if layers else found
+
+
+def _quantized_layers(config: dict[str, Any]) -> Any:
+    return config.get("quantized_layers") or _nested(config).get("quantized_layers")
+
+
+def _algorithm(config: dict[str, Any]) -> str:
+    return str(config.get("quant_algo") or _nested(config).get("quant_algo")).upper()
+
+
+def _nested(config: dict[str, Any]) -> dict[str, Any]:
+    nested = config.get("quantization")
+    return nested if isinstance(nested, dict) else {}
 
 
 def _hf_quant_config(metadata: Path) -> dict[str, Any]:
