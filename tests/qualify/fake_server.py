@@ -163,6 +163,8 @@ class FakeServer:
     async def _models(self, request: web.Request) -> web.Response:
         if self.script.fault == "models_html":
             return web.Response(text="<html>hello</html>", content_type="text/html")
+        if self.script.fault == "models_deep":
+            return web.Response(text="[" * 100_000, content_type="application/json")
         names = [self.script.model] if self.script.models is None else self.script.models
         cards = [{"id": name, "max_model_len": self.script.max_model_len} for name in names]
         return web.json_response({"object": "list", "data": cards})
@@ -408,6 +410,8 @@ def needle_choice(kind: str, tool: str, values: dict[str, Any]) -> dict[str, Any
     call = {"type": "function", "function": {"name": tool, "arguments": json.dumps(values)}}
     if kind == "malformed":
         call["function"]["arguments"] = call["function"]["arguments"][:-1]
+    if kind == "deep":
+        call["function"]["arguments"] = "[" * 100_000
     if kind == "other_tool":
         call["function"]["name"] = "another"
     message: dict[str, Any] = {"content": None, "tool_calls": [call]}

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from b12x_overlay.qualify.cli import main
 from qualify.fake_server import serving
 
 FAKE = Path(__file__).with_name("fake_server.py")
@@ -157,6 +158,9 @@ def test_a_command_that_fails(qualify):
     assert done.code == 4
     assert "status 7" in done.err
     assert "no GPU here" in done.err
+    # No fault in no request is no evidence.
+    assert done.line("a.guard.faults")["verdict"] == "missing"
+    assert done.line("a.guard.degenerate")["verdict"] == "missing"
 
 
 def test_question_a4_wants_the_counters_to_say_so(qualify):
@@ -229,6 +233,7 @@ def test_compare_refuses_what_does_not_compare(qualify):
         (["http://127.0.0.1:1/v1"], "same address"),
         (["--restart", "true"], "same variables"),
         (["--restart", "sh 'x", "--env-a", "X=1"], "No closing quotation"),
+        (["--restart", "/nowhere/serve.sh", "--question", "a4"], "/nowhere/serve.sh is no command"),
         (["--restart", "true", "--env-a", "X"], "NAME=VALUE"),
     ],
 )
@@ -237,3 +242,33 @@ def test_wrong_usage(qualify, arguments, message):
     assert done.code == 2
     assert message in done.err
     assert not done.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["--prefill-lengths", "2X"], "'2X'"),
+        (["--prefill-lengths", "64,64"], "twice"),
+        (["--decode-concurrency", "9" * 5000], "no number"),
+        (["--decode-window", "nan"], "nan"),
+        (["--only", "speed"], "'speed'"),
+        (["--skip", "speed"], "'speed'"),
+        (["--needle-positions", "a"], "'a'"),
+        (["--needle-template", "{"], "wanted a JSON object"),
+        (["--needle-template", "[" * 100_000], "wanted a JSON object"),
+    ],
+)
+def test_a_wrong_option_is_named(qualify, arguments, found):
+    done = qualify("run", "http://127.0.0.1:1", *arguments)
+    assert done.code == 2
+    assert f"error: {arguments[0]}:" in done.err
+    assert found in done.err
+    assert not done.folder.exists()
+
+
+def test_help_names_each_default_once(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    text = capsys.readouterr().out
+    assert "(default: )" not in text
+    assert "(default: spread evenly)" in " ".join(text.split())

@@ -112,6 +112,7 @@ NEEDLE_OUTCOMES = {
     "prose": "FAIL",
     "beside": "FAIL",
     "malformed": "FAIL",
+    "deep": "FAIL",
     "text_number": "FAIL",
     "extra": "FAIL",
     "other_tool": "FAIL",
@@ -212,6 +213,7 @@ def test_other_clients_in_the_window_are_noticed(qualify):
     ("script", "message"),
     [
         ({"fault": "models_html"}, "not JSON"),
+        ({"fault": "models_deep"}, "not JSON"),
         ({"models": []}, "lists no model"),
         ({"models": ["a", "b"]}, "choose one with --model: a, b"),
         ({"key": "sk-secret-1234567890"}, "--api-key-env"),

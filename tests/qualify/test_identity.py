@@ -89,6 +89,7 @@ def test_gpus_and_active_features_of_a_doctor_report():
     ("text", "message"),
     [
         ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
         ("[]", "has schema None"),
         ('{"schema": "x/1"}', "has schema 'x/1'"),
         (None, "cannot read"),

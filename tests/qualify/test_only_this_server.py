@@ -5,9 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import http.server
 import json
 import re
+import shutil
 import socket
+import ssl
+import subprocess
+import threading
 from pathlib import Path
 
 import httpx
@@ -116,3 +121,27 @@ def test_json_goes_to_standard_output_and_text_to_standard_error(qualify):
         done = qualify("run", server.url, "--only", "prefill", "--json")
     assert json.loads(done.out) == done.result
     assert "verdict" in done.err
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here to make a certificate")
+def test_a_certificate_that_is_not_trusted_leads_to_ca_file(qualify, tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj",
+         "/CN=localhost", "-days", "2", "-keyout", key, "-out", certificate], check=True, capture_output=True,
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        done = qualify("run", f"https://127.0.0.1:{server.server_port}")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert done.code == 4
+    assert "self-signed certificate" in done.err
+    assert "--ca-file FILE" in done.err

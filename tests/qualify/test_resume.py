@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from b12x_overlay.paths import REPO
+from b12x_overlay.qualify.cli import main
 from qualify.conftest import SMALL
 from qualify.fake_server import FakeServer, serving
 
@@ -181,18 +182,46 @@ def test_two_runs_do_not_share_a_folder(qualify, tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_id": "other"}', "\0\0"])
-def test_a_foreign_result_file_is_left_alone(qualify, tmp_path, content):
+def test_a_foreign_result_file_is_left_alone(tmp_path, content, capsys):
     folder = tmp_path / "result"
     folder.mkdir()
     (folder / "result.json").write_text(content)
     with serving() as server:
-        done_code = None
-        try:
-            qualify("run", server.url)
-        except json.JSONDecodeError:
-            done_code = "unread"
+        code = main(["run", server.url, "--out", str(folder)])
+        assert server.seen.paths == []
+    assert code == 3
+    assert "is no result of scripts/qualify" in capsys.readouterr().err
     assert (folder / "result.json").read_text() == content
-    assert done_code in (None, "unread")
+
+
+def test_a_folder_of_other_files_is_left_alone(qualify, tmp_path):
+    folder = tmp_path / "result"
+    folder.mkdir()
+    (folder / "mine.txt").write_text("x")
+    with serving() as server:
+        done = qualify("run", server.url)
+        assert server.seen.paths == []
+    assert done.code == 3
+    assert "mine.txt" in done.err
+    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
+
+
+def test_an_empty_folder_that_the_user_made_stays(qualify, tmp_path):
+    (tmp_path / "result").mkdir()
+    with serving(models=[]) as server:
+        assert qualify("run", server.url).code == 4
+    assert list((tmp_path / "result").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["nowhere", "other.json"])
+def test_what_is_no_result_is_wrong_usage(qualify, tmp_path, name):
+    (tmp_path / "other.json").write_text('{"x": "' + "y" * 10_000 + '"}')
+    for command in (("report", str(tmp_path / name)), ("compare", *[str(tmp_path / name)] * 2)):
+        done = qualify(*command, out="both")
+        assert done.code == 2
+        assert name in done.err
+        assert len(done.err) < 1000
+        assert not done.folder.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")

@@ -185,7 +185,7 @@ def _check_status(status: int, raw: bytes) -> None:
         )
     try:
         body = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     raise error_fault(body, status)
 
@@ -193,7 +193,7 @@ def _check_status(status: int, raw: bytes) -> None:
 def _json_object(text: str) -> dict[str, Any]:
     try:
         body = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: nested without end
         raise Fault(FaultKind.BAD_BODY, f"the answer is not JSON ({error})") from error
     if not isinstance(body, dict):
         raise Fault(FaultKind.BAD_BODY, f"the answer is {type(body).__name__}, not an object")

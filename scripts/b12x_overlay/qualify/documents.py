@@ -31,7 +31,7 @@ def read_document(path: Path) -> Document:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             f"{path} is not JSON: {error}",
             "give /opt/b12x-overlay/manifest.json of the image or 'doctor --json' output",

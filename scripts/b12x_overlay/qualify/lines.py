@@ -128,8 +128,12 @@ def _guard_lines(result: Result, blocks: list[Block], prefix: str, title: str) -
             guard.faults_max,
         ),
     )
+    asked = any(block.prefill or block.decode or block.needle or block.faults for block in blocks)
     lines = []
     for name, text, found, limit in groups:
+        if not asked:  # none of nothing is no evidence
+            lines.append(missing(f"{prefix}guard.{name}", f"{title}{text}", "", f"<= {limit}"))
+            continue
         count = sum(fault.count for fault in found)
         kinds: dict[str, int] = {}
         for fault in found:

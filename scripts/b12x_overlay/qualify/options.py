@@ -240,13 +240,11 @@ def _needle_options(to: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--needle-positions",
-        default="",
         metavar="LIST",
         help="place of each fact, 0 to 1 (default: spread evenly)",
     )
     group.add_argument(
         "--needle-template",
-        default="",
         metavar="JSON",
         help="chat_template_kwargs, for example '{\"enable_thinking\": true}'",
     )

@@ -33,13 +33,13 @@ def plan_from(options: argparse.Namespace, order: str) -> Plan:
     }
     if "prefill" in parts:
         values["prefill"] = {
-            "lengths": parse_sizes(options.prefill_lengths),
+            "lengths": parse_sizes(options.prefill_lengths, "--prefill-lengths"),
             "repeats": options.prefill_repeats,
             "warmups": options.prefill_warmups,
         }
     if "decode" in parts:
         values["decode"] = {
-            "concurrency": parse_sizes(options.decode_concurrency),
+            "concurrency": parse_sizes(options.decode_concurrency, "--decode-concurrency"),
             "windows": options.decode_windows,
             "window_seconds": options.decode_window,
             "settle_seconds": options.decode_settle,
@@ -56,12 +56,18 @@ def plan_from(options: argparse.Namespace, order: str) -> Plan:
 def needle_from(options: argparse.Namespace) -> NeedlePlan:
     """The needle plan that the options describe. Raises `UsageError`."""
     try:
-        positions = tuple(
-            float(part) for part in options.needle_positions.split(",") if part.strip()
-        )
-        template = json.loads(options.needle_template) if options.needle_template else {}
+        given = options.needle_positions or ""
+        positions = tuple(float(part) for part in given.split(",") if part.strip())
     except ValueError as error:
-        raise UsageError(f"--needle-positions or --needle-template: {error}") from error
+        raise UsageError(
+            f"--needle-positions: {error}; wanted numbers such as 0.1,0.5,0.9"
+        ) from error
+    try:
+        template = json.loads(options.needle_template) if options.needle_template else {}
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f'--needle-template: {error}; wanted a JSON object such as {{"enable_thinking": true}}'
+        ) from error
     if positions and len(positions) != options.needle_facts:
         raise UsageError(
             f"--needle-positions has {len(positions)} places for {options.needle_facts} facts"
@@ -99,13 +105,13 @@ def variables(given: Sequence[str]) -> dict[str, str]:
 
 def _parts(options: argparse.Namespace) -> list[str]:
     chosen = list(PARTS)
-    for given, keep in ((options.only, True), (options.skip, False)):
+    for flag, given, keep in (("--only", options.only, True), ("--skip", options.skip, False)):
         if given is None:
             continue
         names = [part.strip() for part in given.split(",")]
         for name in names:
             if name not in PARTS:
-                raise UsageError(f"'{name}' is no part; there are {', '.join(PARTS)}")
+                raise UsageError(f"{flag}: '{name}' is no part; there are {', '.join(PARTS)}")
         chosen = [part for part in chosen if (part in names) == keep]
     if not chosen:
         raise UsageError("nothing is left to measure")

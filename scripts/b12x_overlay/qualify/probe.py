@@ -98,6 +98,11 @@ async def _choose_model(client: Client, wanted: str | None) -> tuple[str, int | 
             FaultKind.CONNECT: "Is it running, and is the address right, http or https?",
             FaultKind.HTTP_4XX: "If it wants a key: --api-key-env VARIABLE.",
         }.get(fault.kind, "Is this an OpenAI-compatible server?")
+        if "CERTIFICATE" in str(fault):
+            hint = (
+                "Give the name that its certificate is for, and with --ca-file FILE the authority that signed it "
+                "(a self-signed certificate is its own)."
+            )
         raise ServerError(f"no list of models at /v1/models: {fault}. {hint}") from fault
     entries = listing.get("data")
     cards = (

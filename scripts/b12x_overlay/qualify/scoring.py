@@ -78,7 +78,7 @@ def _arguments(call: Any, task: NeedleTask) -> tuple[dict[str, int] | None, str 
     text = function.get("arguments")
     try:
         values = json.loads(text) if isinstance(text, str) else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None, "arguments are not JSON"
     if not isinstance(values, dict):
         return None, "arguments are no object"

@@ -212,7 +212,7 @@ def explain(error: ValidationError, name: Callable[[str], str] = lambda where: w
     for item in error.errors():
         where = name(".".join(str(part) for part in item["loc"]) or "value")
         found = item["input"]
-        shown = "" if item["type"] in ("missing", "extra_forbidden") else f" (found {found!r})"
+        shown = "" if item["type"] in ("missing", "extra_forbidden") else f" (found {found!r:.80})"
         lines.append(f"{where}: {item['msg'].lower()}{shown}")
     return "; ".join(lines)
 
@@ -220,21 +220,21 @@ def explain(error: ValidationError, name: Callable[[str], str] = lambda where: w
 _SIZE = re.compile(r"(\d+)([kKmM]?)")
 
 
-def parse_size(text: str) -> int:
-    """``2048`` or ``2K`` (times 1024) as a number.
+def parse_size(text: str, option: str) -> int:
+    """``2048`` or ``2K`` (times 1024) as a number; *option* is named in the error.
 
     Raises:
         UsageError: anything else.
     """
     match = _SIZE.fullmatch(text.strip())
-    if not match:
-        raise UsageError(f"'{text}' is no length: write a number such as 2048 or 2K")
+    if not match or len(text) > 18:
+        raise UsageError(f"{option}: '{text}' is no number; wanted one such as 2048 or 2K")
     return int(match[1]) * {"": 1, "k": 1024, "m": 1024 * 1024}[match[2].lower()]
 
 
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """A comma-separated list of sizes; duplicates are an error."""
-    sizes = tuple(parse_size(part) for part in text.split(","))
+def parse_sizes(text: str, option: str) -> tuple[int, ...]:
+    """A comma-separated list of sizes; duplicates are an error that names *option*."""
+    sizes = tuple(parse_size(part, option) for part in text.split(","))
     if len(set(sizes)) != len(sizes):
-        raise UsageError(f"'{text}' names a value twice")
+        raise UsageError(f"{option}: '{text}' names a value twice")
     return sizes

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +73,7 @@ def restart_command(text: str) -> list[str]:
     """The words of --restart; no shell is involved.
 
     Raises:
-        UsageError: empty, or with an unclosed quote.
+        UsageError: empty, with an unclosed quote, or nothing that can be run.
     """
     try:
         words = shlex.split(text)
@@ -80,6 +81,11 @@ def restart_command(text: str) -> list[str]:
         raise UsageError(f"--restart: {error}: {text}") from error
     if not words:
         raise UsageError("--restart is empty")
+    if shutil.which(words[0]) is None:
+        raise UsageError(
+            f"--restart: {words[0]} is no command that can be run here; wanted a program on PATH or the path of an "
+            "executable file (no shell is involved: sh -c '...' for one)"
+        )
     return words
 
 

@@ -14,7 +14,7 @@ from typing import Self
 
 from pydantic import ValidationError
 
-from b12x_overlay.qualify.errors import StoreError
+from b12x_overlay.qualify.errors import RefusedError, StoreError, UsageError
 from b12x_overlay.qualify.redact import Secrets
 from b12x_overlay.qualify.schema import Result
 from b12x_overlay.qualify.settings import explain
@@ -27,14 +27,19 @@ def load(path: Path) -> Result:
     """Read a result file.
 
     Raises:
-        StoreError: unreadable, not JSON, or not a result of this schema.
+        UsageError: not there, not JSON, or not a result of this schema.
+        StoreError: it is there and cannot be read.
     """
     try:
         return Result.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(
+            f"{path} does not exist; wanted a {RESULT} of scripts/qualify, or its folder"
+        ) from error
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
     except ValidationError as error:
-        raise StoreError(
+        raise UsageError(
             f"{path} is no result of scripts/qualify: {explain(error)[:300]}"
         ) from error
 
@@ -57,6 +62,12 @@ def write_text(path: Path, text: str) -> None:
         raise StoreError(f"cannot write {path}: {error.strerror}") from error
 
 
+def _foreign(folder: Path) -> list[str]:
+    """Names in *folder* that no run of this program leaves there before its first result."""
+    own = (".lock", f".{RESULT}.", "server-logs")
+    return sorted(name for name in os.listdir(folder) if not name.startswith(own))  # noqa: PTH208
+
+
 class Store:
     """A locked result folder."""
 
@@ -67,7 +78,15 @@ class Store:
         self._last = 0.0
 
     def __enter__(self) -> Self:
+        self._made = not self.folder.exists()
         try:
+            foreign = [] if self._made or self.path.exists() else _foreign(self.folder)
+            if foreign:
+                raise RefusedError(
+                    f"{self.folder} holds other files ({', '.join(foreign[:3])}) and no {self.path.name}; "
+                    "nothing was written",
+                    "choose a new folder with --out",
+                )
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = (self.folder / ".lock").open("w")
         except OSError as error:
@@ -92,12 +111,16 @@ class Store:
         self._lock.close()
         if os.listdir(self.folder) == [".lock"]:  # noqa: PTH208 (names are wanted)
             (self.folder / ".lock").unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                self.folder.rmdir()
+            if self._made:
+                with contextlib.suppress(OSError):
+                    self.folder.rmdir()
 
     def existing(self) -> Result | None:
-        """The result that is there already, if any. Raises `StoreError` for a file that is no result."""
-        return load(self.path) if self.path.exists() else None
+        """The result that is there already, if any. Raises `RefusedError` for a file that is no result."""
+        try:
+            return load(self.path) if self.path.exists() else None
+        except UsageError as error:
+            raise RefusedError(str(error), "choose another folder with --out") from error
 
     def save(self, result: Result, *, now: bool = False) -> None:
         """Write *result* as of this moment; without *now* at most once a second."""

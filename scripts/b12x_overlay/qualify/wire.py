@@ -46,7 +46,7 @@ def parse_chunk(data: str, at: float) -> Chunk:
     """
     try:
         body = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Fault(FaultKind.BROKEN_CHUNK, f"event is not JSON ({error})") from error
     if not isinstance(body, dict):
         raise Fault(FaultKind.BROKEN_CHUNK, f"event is {type(body).__name__}, not an object")
