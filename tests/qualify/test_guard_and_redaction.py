@@ -12,12 +12,13 @@ from b12x_overlay.qualify.errors import UsageError
 from b12x_overlay.qualify.prompts import filler, story
 from b12x_overlay.qualify.redact import model_name, redact
 from b12x_overlay.qualify.settings import GuardThresholds
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 GUARD = GuardThresholds()
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1, max_size=100), st.text(max_size=50))
 def test_a_cycle_at_the_end_is_found(cycle, start):
     text = start + cycle * (600 // len(cycle) + 5)
@@ -27,6 +28,7 @@ def test_a_cycle_at_the_end_is_found(cycle, start):
     assert text[-found:] == text[-2 * found : -found]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000))
 def test_text_of_different_words_is_no_loop(seed):
     text = filler(str(seed), 400)

@@ -12,7 +12,7 @@ from b12x_overlay.qualify.needle import TOOL, make_task
 from b12x_overlay.qualify.schema import NeedleOutcome
 from b12x_overlay.qualify.scoring import score
 from b12x_overlay.qualify.settings import NeedlePlan
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
@@ -23,6 +23,7 @@ def test_the_same_plan_gives_the_same_task_and_another_seed_another():
     assert make_task(plan).facts != make_task(NeedlePlan(task_seed="other")).facts
 
 
+@settings(deadline=None)
 @given(
     records=st.integers(0, 60),
     facts=st.integers(1, 16),

@@ -24,7 +24,11 @@ LONG = [
 
 
 def start(url: str, folder: Path, *more: str) -> subprocess.Popen[str]:
-    code = "import sys; from b12x_overlay.qualify.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = (
+        "import signal, sys; from b12x_overlay.qualify.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where pytest runs in the background
+        "sys.exit(main(sys.argv[1:]))"
+    )
     environment = {**os.environ, "PYTHONPATH": str(REPO / "scripts")}
     return subprocess.Popen(
         [sys.executable, "-c", code, "run", url, *LONG, *more, "--out", str(folder)],
