@@ -182,7 +182,7 @@ def row_typers() -> dict[str, dict[str, Any]]:
         if value is not None:
             os.environ[ARM] = value
         get_settings.cache_clear()
-        RowTyper.armed = armed
+        RowTyper.armed = RowTyper.runs_a4 = armed
         result[name] = _row_typer_of(engine)
     return result
 

@@ -212,10 +212,12 @@ def row_types_of(step: StepRows | None, num_rows: int, mode: CUDAGraphMode) -> M
 
     Counts the step if A4 prefill is armed and a CUDA graph is replayed: the graph runs every row W4A16.
     """
+    from vllm.model_executor.layers.fused_moe.b12x_a4.settings import get_settings
+
     if step is None:
         return None
     row_types = MoERowTypes(num_rows, step.prefill)
-    if mode.value and RowTyper.runs_a4:
+    if mode.value and RowTyper.runs_a4 and get_settings().enabled:
         _count_graph_step(row_types)
     return row_types
 
