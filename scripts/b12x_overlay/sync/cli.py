@@ -27,8 +27,8 @@ _EPILOG = """what happens:
   at the remote (--push). After anything else neither line has changed.
 
 exit codes:
-  0    synced, and nothing to do; the last line and the JSON's "outcome" say which,
-       or --detailed-exit-code: then 0 is nothing to do only, and synced is 10
+  0    synced, and nothing to do; the last line and the JSON's "outcome" say which;
+       with --detailed-exit-code nothing to do only
   1    --dry-run: a sync would bring something
   2    usage
   3    refused: a published fragment, an unexplained difference, a moved tip, a checked-out beta …
