@@ -8,6 +8,7 @@ importable. Not by PYTHONPATH: child processes, such as a pip in an environment 
 from __future__ import annotations
 
 import importlib.util
+import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from support.paths import TEST_ENV
 
 if importlib.util.find_spec("vllm") is None:
     sys.path[:0] = [str(TEST_ENV / name) for name in ("patched", "b12x-flashinfer")]
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background by a shell. Children would inherit that and not notice the Ctrl-C that tests send.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
 PARTS = ("apply", "rows", "csf", "image", "sync", "qualify")

@@ -23,6 +23,9 @@ def _poisoned_allocator() -> Iterator[None]:
     """torch.empty and torch.empty_strided return memory that an earlier tensor left behind."""
     import torch
 
+    with torch.device("cpu"):
+        # The first such context remembers torch's constructors for good; the poisoned ones must not be among them.
+        torch.empty(0)
     originals = {name: getattr(torch, name) for name in ("empty", "empty_strided")}
 
     def poisoned(original: Any) -> Any:

@@ -11,12 +11,18 @@ from typing import Any
 
 import pytest
 from apply import input_scale_cases as cases
+from support import sm120
 from support.child import run_child
 
 ALGOS = ("NVFP4", "W4A16_NVFP4")
 E = 8
 ZERO = {"w13_input_scale": [[0.0, 0.0]] * E, "w2_input_scale": [0.0] * E}
 CALIBRATED: dict[str, list[int]] = {}  # no expert is absent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def vllm_on_cpu() -> None:
+    sm120.install()  # before the first import of vLLM, whichever test comes first
 
 
 def close(values: list[float], wanted: list[float]) -> bool:
