@@ -16,12 +16,12 @@ def settings(vllm_on_cpu: None) -> Any:
     return settings
 
 
-@pytest.mark.parametrize("value", ["1", "+1", "1536", " 8 "])
+@pytest.mark.parametrize("value", ["1", "+1", "1536", " 8 ", "9" * 5000])
 def test_greater_than_zero_arms(settings: Any, value: str) -> None:
     assert settings.parse_settings({settings.ARM: value}).enabled
 
 
-@pytest.mark.parametrize("value", ["0", "-4", "", "  ", "-0"])
+@pytest.mark.parametrize("value", ["0", "-4", "", "  ", "-0", "+0", "-" + "9" * 5000])
 def test_zero_negative_and_empty_are_off_without_a_word(
     settings: Any, a4_log: list[logging.LogRecord], value: str
 ) -> None:

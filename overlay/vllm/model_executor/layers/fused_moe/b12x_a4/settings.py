@@ -79,7 +79,8 @@ def _parse_positive(environ: Mapping[str, str], name: str) -> bool:
             name,
         )
         return False
-    return int(text) > 0
+    # Not int(text): Python refuses to convert more than 4,300 digits.
+    return text[0] != "-" and text.strip("+0") != ""
 
 
 def _parse_flag(environ: Mapping[str, str], name: str) -> bool:
