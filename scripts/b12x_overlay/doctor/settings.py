@@ -82,7 +82,7 @@ def _positive(environ: Mapping[str, str], name: str, found: list[Finding]) -> bo
         what = f"{name}={text!r} is not an integer: A4 prefill stays off"
         found.append(Finding("settings", Level.PROBLEM, what, f"set {name}=1, or unset it"))
         return False
-    return int(text) > 0
+    return text[0] != "-" and text.strip("+0") != ""  # as the server: no limit on digits
 
 
 def _flag(environ: Mapping[str, str], name: str, default: bool, found: list[Finding]) -> bool:
