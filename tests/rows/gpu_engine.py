@@ -8,7 +8,8 @@ result that it is nearer to. Recording copies tensors on the device and reads no
 VLLM_GPU_SYNC_CHECK=error; copies made during a capture are refreshed by every replay, so replayed steps are seen, too.
 
 The spec: ``runner`` ("V1" or "V2"), ``folder`` for the checkpoint, ``sync_check`` (None, "warn" or "error") and ``ways``,
-a dict of names to ``arm``, ``eager_switch`` (booleans) and ``cudagraph_mode`` (None: eager).
+a dict of names to ``arm``, ``eager_switch``, ``keep_packed`` ``compiled`` (booleans) and
+``cudagraph_mode`` (None: eager).
 """
 
 from __future__ import annotations
@@ -187,25 +188,7 @@ def serve(
     device: str = "cuda",
 ) -> dict[str, Any]:
     """Serve in every way; a way that fails has its error instead of findings."""
-    os.environ.update(
-        HF_HUB_OFFLINE="1",
-        VLLM_NO_USAGE_STATS="1",
-        VLLM_HAS_FLASHINFER_CUBIN="1",
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_USE_FLASHINFER_SAMPLER="0",
-        VLLM_USE_V2_MODEL_RUNNER=str(int(runner == "V2")),
-        VLLM_B12X_MOE_FP4_FORCE_A16="1",
-    )
-    if sync_check:
-        os.environ["VLLM_GPU_SYNC_CHECK"] = sync_check
-    if device == "cpu":
-        _start_on_cpu()
-    else:
-        import vllm  # noqa: F401 - the stand-ins replace parts of it
-        from gpu import vllm_stubs
-
-        vllm_stubs.install()
-        gpu_layer.warm_up_on_any_device()
+    start(runner, sync_check, device)
     from csf import checkpoints
 
     model = Path(folder) / "model"
@@ -228,6 +211,29 @@ def serve(
     return found
 
 
+def start(runner: str, sync_check: str | None = None, device: str = "cuda") -> None:
+    """Set the environment of the process's engines and install the stand-ins, before vLLM is used."""
+    os.environ.update(
+        HF_HUB_OFFLINE="1",
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_HAS_FLASHINFER_CUBIN="1",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_USE_FLASHINFER_SAMPLER="0",
+        VLLM_USE_V2_MODEL_RUNNER=str(int(runner == "V2")),
+        VLLM_B12X_MOE_FP4_FORCE_A16="1",
+    )
+    if sync_check:
+        os.environ["VLLM_GPU_SYNC_CHECK"] = sync_check
+    if device == "cpu":
+        _start_on_cpu()
+    else:
+        import vllm  # noqa: F401 - the stand-ins replace parts of it
+        from gpu import vllm_stubs
+
+        vllm_stubs.install()
+        gpu_layer.warm_up_on_any_device()
+
+
 def _start_on_cpu() -> None:
     """The CPU engine with the reference b12x behind vLLM's own launch function."""
     from csf import engine_cases as csf_cases
@@ -239,50 +245,69 @@ def _start_on_cpu() -> None:
     engine.replace_launch(launch)
 
 
-def serve_one(
+def make_llm(
     model: str,
-    calls: MoECalls,
     device: str,
+    *,
     arm: bool = True,
     eager_switch: bool = False,
-    cudagraph_mode: str | None = None,
-) -> dict[str, Any]:
-    from vllm import LLM, SamplingParams
-    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-    from vllm.model_executor.layers.fused_moe.b12x_a4 import counters, plans, settings
-    from vllm.utils import gpu_sync_debug
+    keep_packed: bool = False,
+    compilation: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """An ``LLM`` of *model* with the given switches; *compilation* None: eager. *options* go to ``LLM``."""
+    from vllm import LLM
+    from vllm.model_executor.layers.fused_moe.b12x_a4 import plans, settings
     from vllm.v1.worker import moe_row_types
-
-    from rows import engine_cases
 
     os.environ[settings.ARM] = str(int(arm))
     os.environ[settings.EAGER] = str(int(eager_switch))
+    os.environ[settings.KEEP_PACKED] = str(int(keep_packed))
     settings.get_settings.cache_clear()
     moe_row_types.RowTyper.armed = False
     plans._shared.clear()
-    calls.captured.clear()
-    calls.calls.clear()
-    compilation: dict[str, Any] = {"mode": 0}
-    options: dict[str, Any] = {}
     if device != "cpu":
-        compilation["custom_ops"] = ["none"]
+        compilation = {**(compilation or {}), "custom_ops": ["none"]}
         options = {
             "attention_config": {"backend": "TRITON_ATTN"},
             "gpu_memory_utilization": 0.1,
             "kv_cache_memory_bytes": 64 << 20,  # no profiling: other engines share the device
-        }
-    if cudagraph_mode:
-        compilation |= {
-            "cudagraph_mode": cudagraph_mode,
-            "cudagraph_capture_sizes": GRAPH_ROWS,
+            **options,
         }
     native = {"rms_norm": "native", "fused_add_rms_norm": "native"}
-    llm = LLM(
-        model=model, skip_tokenizer_init=True, max_model_len=256, max_num_batched_tokens=STEP_ROWS, max_num_seqs=8,
-        block_size=32, num_gpu_blocks_override=64, enable_prefix_caching=False, disable_log_stats=True, seed=0,
-        enforce_eager=cudagraph_mode is None, compilation_config=compilation,
-        kernel_config={"moe_backend": "b12x", "enable_flashinfer_autotune": False, "ir_op_priority": native}, **options,
+    given = {
+        "max_model_len": 256, "max_num_batched_tokens": STEP_ROWS, "max_num_seqs": 8, "num_gpu_blocks_override": 64, **options,
+    }  # fmt: skip
+    return LLM(
+        model=model, skip_tokenizer_init=True, block_size=32, enable_prefix_caching=False, disable_log_stats=True, seed=0,
+        enforce_eager="cudagraph_mode" not in (compilation or {}), compilation_config={"mode": 0, **(compilation or {})},
+        kernel_config={"moe_backend": "b12x", "enable_flashinfer_autotune": False, "ir_op_priority": native}, **given,
     )  # fmt: skip
+
+
+def serve_one(
+    model: str,
+    calls: MoECalls,
+    device: str,
+    cudagraph_mode: str | None = None,
+    compiled: bool = False,
+    **switches: bool,
+) -> dict[str, Any]:
+    from vllm import SamplingParams
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+    from vllm.model_executor.layers.fused_moe.b12x_a4 import counters
+    from vllm.utils import gpu_sync_debug
+
+    from rows import engine_cases
+
+    calls.captured.clear()
+    calls.calls.clear()
+    compilation = None
+    if cudagraph_mode:
+        compilation = {"cudagraph_mode": cudagraph_mode, "cudagraph_capture_sizes": GRAPH_ROWS}
+        if compiled:  # the model is split at attention, but Inductor need not run
+            compilation |= {"mode": 3, "backend": "eager"}
+    llm = make_llm(model, device, compilation=compilation, **switches)
     runner = runner_of(llm)
     experts = [
         module.quant_method.moe_kernel.fused_experts
@@ -313,6 +338,7 @@ def serve_one(
         "runner": recorder.batch.name,
         "classes": sorted({type(e).__name__ for e in experts}),
         "layers": len(experts),
+        "packed": sum(getattr(e, "_packed_experts", None) is not None for e in experts),
         "row_typer": runner.moe_row_typer is not None,
         "steps": len(recorder.steps),
         "rows": sum(map(len, wanted)),

@@ -35,6 +35,13 @@ for _runner in ("V1", "V2"):
     RUNS[f"{_runner}-decode-graphs"] = {
         "runner": _runner, "ways": {"graphs": {"cudagraph_mode": "FULL_DECODE_ONLY"}},
     }  # fmt: skip
+    RUNS[f"{_runner}-piecewise"] = {
+        "runner": _runner, "ways": {"graphs": {"cudagraph_mode": "PIECEWISE", "compiled": True}},
+    }  # fmt: skip
+    RUNS[f"{_runner}-keep-packed"] = {
+        "runner": _runner,
+        "ways": {"armed": {"keep_packed": True}, "graphs": {"keep_packed": True, "cudagraph_mode": "FULL_DECODE_ONLY"}},
+    }  # fmt: skip
 
 
 def reason_not_to_run(engine: bool) -> str:

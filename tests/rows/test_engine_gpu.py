@@ -66,8 +66,9 @@ def test_off_keeps_upstreams_class(folder: Path, runner: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("runner", ["V1", "V2"])
-def test_graphs_run_every_row_w4a16(folder: Path, runner: str) -> None:
-    result = way(folder, f"{runner}-graphs")
+@pytest.mark.parametrize("name", ["graphs", "piecewise"])
+def test_graphs_run_every_row_w4a16(folder: Path, runner: str, name: str) -> None:
+    result = way(folder, f"{runner}-{name}")
     check_modes(result)
     assert result["eager_calls"] == 0
     assert result["a4_rows"] == 0
@@ -76,7 +77,7 @@ def test_graphs_run_every_row_w4a16(folder: Path, runner: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("runner", ["V1", "V2"])
-@pytest.mark.parametrize("name", ["switch", "decode-graphs"])
+@pytest.mark.parametrize("name", ["switch", "decode-graphs", "keep-packed"])
 def test_prefill_steps_beside_graphs(folder: Path, runner: str, name: str) -> None:
     """Steps with prefill rows run eagerly and A4, decode steps replay."""
     result = way(folder, f"{runner}-{name}")
@@ -85,3 +86,14 @@ def test_prefill_steps_beside_graphs(folder: Path, runner: str, name: str) -> No
     assert result["replayed_prefill_rows"] == 0
     assert result["a4_rows"] == result["layers"] * result["prefill_rows"]
     assert result["counters"]["graph_rows"] == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("runner", ["V1", "V2"])
+def test_packed_weights_side_by_side(folder: Path, runner: str) -> None:
+    """The rows that are not A4 run on the packed kernels, and the modes are as without the switch."""
+    result = way(folder, f"{runner}-keep-packed", "armed")
+    check_modes(result)
+    assert result["packed"] == result["layers"]
+    assert result["a4_rows"] == result["layers"] * result["prefill_rows"]
+    assert way(folder, f"{runner}-eager", "armed")["packed"] == 0
