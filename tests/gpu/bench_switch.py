@@ -28,9 +28,16 @@ SIZES = (16, 64, 256)
 REPETITIONS = 21
 
 
-def _steps(llm: Any, typer: Any) -> dict[tuple[str, int], dict[bool, list[float]]]:
-    """Milliseconds of every step: ``(kind, rows)`` to samples without and with the switch."""
+WAYS = ("graph", "eager, W4A16", "eager, A4")
+"""Without the switch; eager but with row types left out, to tell what the lost graph costs; with the switch."""
+
+
+def _steps(llm: Any, typer: Any) -> dict[tuple[str, int], dict[str, list[float]]]:
+    """Milliseconds of every step: ``(kind, rows)`` to the samples of every way."""
     from vllm import SamplingParams
+    from vllm.model_executor.layers.fused_moe.b12x_a4.experts import DualPlanExperts
+
+    split = DualPlanExperts._step_split
 
     engine = llm.llm_engine
     wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
@@ -56,17 +63,20 @@ def _steps(llm: Any, typer: Any) -> dict[tuple[str, int], dict[bool, list[float]
         add(4, 4000)
     for _ in range(3):
         step()
-    found: dict[tuple[str, int], dict[bool, list[float]]] = {}
+    found: dict[tuple[str, int], dict[str, list[float]]] = {}
     for repetition in range(REPETITIONS + 3):
         for size in SIZES:
-            for switch in (False, True) if repetition % 2 else (True, False):
-                typer._eager = switch
+            for place in range(len(WAYS)):
+                way = WAYS[(place + repetition) % len(WAYS)]
+                typer._eager = way != "graph"
+                DualPlanExperts._step_split = split if way == "eager, A4" else lambda *_: None
                 add(size - DECODING, 1)
                 times = {("prefill", size): step(), ("decode only", DECODING): step()}
                 if repetition < 3:  # Triton compiles
                     continue
                 for key, value in times.items():
-                    found.setdefault(key, {False: [], True: []})[switch].append(value)
+                    found.setdefault(key, {name: [] for name in WAYS})[way].append(value)
+    DualPlanExperts._step_split = split
     return found
 
 
@@ -77,7 +87,7 @@ def switch(runner: str = "V2", device: str = "cuda") -> None:
     reason = gpu_runs.reason_not_to_run(True) if device == "cuda" else ""
     if reason:
         raise SystemExit(f"switch: {reason}")
-    gpu_engine.start(runner, device=device)
+    gpu_engine.set_up(runner, device=device)
     from csf import checkpoints
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
     from vllm.model_executor.layers.fused_moe.b12x_a4 import counters
@@ -86,7 +96,9 @@ def switch(runner: str = "V2", device: str = "cuda") -> None:
     for layers in LAYERS:
         with tempfile.TemporaryDirectory() as folder:
             model = Path(folder) / "model"
-            checkpoints.write(model, mtp_layer=False, num_hidden_layers=layers, max_position_embeddings=8192)
+            checkpoints.write(
+                model, mtp_layer=False, num_hidden_layers=layers, max_position_embeddings=8192
+            )
             compilation = None
             if device == "cuda":
                 sizes = [1, 2, 4, 8, *SIZES]
@@ -106,20 +118,19 @@ def switch(runner: str = "V2", device: str = "cuda") -> None:
     print(f"# an engine step, milliseconds, model runner {runner}. {head}")
     few, many = LAYERS
     for kind in tables[few]:
-        price = {}
+        medians = {}
         for layers in LAYERS:
-            off, on = (Spread.of(tables[layers][kind][way]) for way in (False, True))
-            price[layers] = on.median - off.median
-            print(
-                f"{kind[0]:11s} {kind[1]:4d} rows, {layers:2d} layers: off {_text(off)}  on {_text(on)}"
-                f"  more {price[layers]:6.2f}"
-            )
-        more = (price[many] - price[few]) / (many - few)
-        print(f"{kind[0]:11s} {kind[1]:4d} rows, each further layer: {more:6.3f} ms more", flush=True)
+            spreads = {way: Spread.of(tables[layers][kind][way]) for way in WAYS}
+            medians[layers] = {way: spread.median for way, spread in spreads.items()}
+            cells = "  ".join(f"{way} {_text(spread)}" for way, spread in spreads.items())
+            print(f"{kind[0]:11s} {kind[1]:4d} rows, {layers:2d} layers: {cells}")
+        layer = {way: (medians[many][way] - medians[few][way]) / (many - few) for way in WAYS}
+        cells = "  ".join(f"{way} {time:.3f}" for way, time in layer.items())
+        print(f"{kind[0]:11s} {kind[1]:4d} rows, a layer:   {cells}", flush=True)
 
 
 def _text(spread: Spread) -> str:
-    return f"{spread.median:6.2f} [{spread.low:.2f}, {spread.high:.2f}]"
+    return f"{spread.median:.2f} [{spread.low:.2f}, {spread.high:.2f}]"
 
 
 COMMANDS = {"switch": switch}

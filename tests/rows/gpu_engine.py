@@ -7,7 +7,8 @@ recorded call's input goes through the same layer once as pure W4A16 and once as
 result that it is nearer to. Recording copies tensors on the device and reads nothing, so it works under
 VLLM_GPU_SYNC_CHECK=error; copies made during a capture are refreshed by every replay, so replayed steps are seen, too.
 
-The spec: ``runner`` ("V1" or "V2"), ``folder`` for the checkpoint, ``sync_check`` (None, "warn" or "error") and ``ways``,
+The spec: ``runner`` ("V1" or "V2"), ``folder`` for the checkpoint, ``sync_check`` (None, "warn" or "error"),
+``breakable`` (whether PIECEWISE graphs are vLLM's breakable ones, which need no torch.compile) and ``ways``,
 a dict of names to ``arm``, ``eager_switch``, ``keep_packed`` ``compiled`` (booleans) and
 ``cudagraph_mode`` (None: eager).
 """
@@ -185,10 +186,12 @@ def serve(
     folder: str,
     ways: dict[str, Any],
     sync_check: str | None = None,
+    breakable: bool = False,
     device: str = "cuda",
 ) -> dict[str, Any]:
     """Serve in every way; a way that fails has its error instead of findings."""
-    start(runner, sync_check, device)
+    os.environ["VLLM_USE_BREAKABLE_CUDAGRAPH"] = str(int(breakable))
+    set_up(runner, sync_check, device)
     from csf import checkpoints
 
     model = Path(folder) / "model"
@@ -211,7 +214,7 @@ def serve(
     return found
 
 
-def start(runner: str, sync_check: str | None = None, device: str = "cuda") -> None:
+def set_up(runner: str, sync_check: str | None = None, device: str = "cuda") -> None:
     """Set the environment of the process's engines and install the stand-ins, before vLLM is used."""
     os.environ.update(
         HF_HUB_OFFLINE="1",
@@ -290,7 +293,6 @@ def serve_one(
     calls: MoECalls,
     device: str,
     cudagraph_mode: str | None = None,
-    compiled: bool = False,
     **switches: bool,
 ) -> dict[str, Any]:
     from vllm import SamplingParams
@@ -305,8 +307,6 @@ def serve_one(
     compilation = None
     if cudagraph_mode:
         compilation = {"cudagraph_mode": cudagraph_mode, "cudagraph_capture_sizes": GRAPH_ROWS}
-        if compiled:  # the model is split at attention, but Inductor need not run
-            compilation |= {"mode": 3, "backend": "eager"}
     llm = make_llm(model, device, compilation=compilation, **switches)
     runner = runner_of(llm)
     experts = [

@@ -36,7 +36,7 @@ for _runner in ("V1", "V2"):
         "runner": _runner, "ways": {"graphs": {"cudagraph_mode": "FULL_DECODE_ONLY"}},
     }  # fmt: skip
     RUNS[f"{_runner}-piecewise"] = {
-        "runner": _runner, "ways": {"graphs": {"cudagraph_mode": "PIECEWISE", "compiled": True}},
+        "runner": _runner, "breakable": True, "ways": {"graphs": {"cudagraph_mode": "PIECEWISE"}},
     }  # fmt: skip
     RUNS[f"{_runner}-keep-packed"] = {
         "runner": _runner,
