@@ -89,17 +89,24 @@ def expand(shapes: list[Shape], count: int = 2) -> None:
             print(
                 f"{shape.name}: same bytes as the bundled decoder: {same_bytes(layers[0], decoders[0], scratch)}"
             )
-        report(
-            shape, layers[0].bytes_moved, copy.median, device_time(variants), host_time(variants)
-        )
+        moved = layers[0].bytes_moved
+        variants["copy of as many bytes"] = in_turn(*copies(moved))
+        report(shape, moved, copy.median, device_time(variants), host_time(variants))
+
+
+def copies(moved: int) -> list[Callable[[], None]]:
+    """Device copies that read and write *moved* bytes together, from two sources in turn as two layers are."""
+    sources = torch.empty((2, moved // 2), dtype=torch.uint8, device="cuda").random_(0, 255)
+    target = torch.empty_like(sources[0])
+    return [partial(target.copy_, source) for source in sources]
 
 
 def report(shape: Shape, moved: int, copy: float, device: dict, host: dict) -> None:
     for name, spread in device.items():
         rate = moved / spread.median / 1e3
         print(
-            f"{shape.name:20s} {name:20s} {spread} us  {moved / 1e6:6.1f} MB  {rate:5.0f} GB/s  "
-            f"{rate / copy:.3f} of copy  host {host[name]} us/launch",
+            f"{shape.name:20s} {name:21s} {spread} us  {moved / 1e6:6.1f} MB  {rate:5.0f} GB/s  "
+            f"{rate / copy:.3f} of 2 GiB copy  host {host[name]} us/launch",
             flush=True,
         )
 
