@@ -40,13 +40,13 @@ def csf(vllm):
         container,
         guard,
         inventory,
-        loader,
         method,
         streams_loader,
     )
+    from vllm.model_executor.model_loader import nvfp4_csf_loader
 
     return SimpleNamespace(
-        config=config, inventory=inventory, loader=loader, method=method, guard=guard,
+        config=config, inventory=inventory, loader=nvfp4_csf_loader, method=method, guard=guard,
         streams=streams_loader, error=container.ContainerError, shard_error=container.ShardError,
     )  # fmt: skip
 

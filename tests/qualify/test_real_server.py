@@ -52,6 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "B12X_"))}
     environment |= {
         "PYTHONPATH": pythonpath("patched", None), "PYTHONDONTWRITEBYTECODE": "", "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_CACHE_ROOT": str(folder / "cache"),  # so that vLLM inspects the model as on a new machine
     }  # fmt: skip
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One summary per loaded model: what is armed, what is not and why, and the check that all ranks agree.
 
-``vllm/model_executor/model_loader/utils.py`` wraps its ``process_weights_after_loading`` with :func:`reported`.
+``vllm/model_executor/model_loader/utils.py`` wraps its ``process_weights_after_loading`` with
+``model_loader.b12x_a4_report.reported``, which comes here.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections import defaultdict
 from collections.abc import Callable
@@ -31,19 +31,18 @@ _HOW = {
 }
 
 
-def reported(process_weights: Callable[..., None]) -> Callable[..., None]:
-    """Wrap the loader's ``process_weights_after_loading(model, model_config, target_device)``."""
-
-    @functools.wraps(process_weights)
-    def process_and_report(
-        model: torch.nn.Module, model_config: Any, *args: Any, **kwargs: Any
-    ) -> None:
-        is_draft = getattr(model_config, "runner_type", None) == "draft"
-        with arming.loading(is_draft):
-            process_weights(model, model_config, *args, **kwargs)
-        finish_model(model, is_draft)
-
-    return process_and_report
+def load_and_report(
+    process_weights: Callable[..., None],
+    model: torch.nn.Module,
+    model_config: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """Run the loader's ``process_weights_after_loading(model, model_config, target_device)``, then report."""
+    is_draft = getattr(model_config, "runner_type", None) == "draft"
+    with arming.loading(is_draft):
+        process_weights(model, model_config, *args, **kwargs)
+    finish_model(model, is_draft)
 
 
 def finish_model(model: torch.nn.Module, is_draft: bool) -> None:
