@@ -20,12 +20,6 @@ from b12x_overlay.qualify.needle import make_task
 from b12x_overlay.qualify.settings import NeedlePlan
 from support.paths import TESTS, pythonpath
 
-CORES = 4
-pytestmark = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < CORES and os.environ.get("QUALIFY_REAL_SERVER") != "1",
-    reason=f"API server, engine and client want {CORES} cores; on fewer the server may serve one stream at a time. "
-    "QUALIFY_REAL_SERVER=1 runs it all the same",
-)
 SPECULATION = '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}'
 # Greedy, because the stand-in for the sampler knows nothing else; a random model's greedy text is a loop.
 DECODE = ["--decode-temperature", "0", "--decode-ignore-eos", "--decode-max-tokens", "400"]
@@ -99,11 +93,11 @@ def test_a_whole_run(qualify, server):
     assert [s["prompt_tokens"] for s in block["prefill"]] == [300, 300, 1500, 1500]
     assert {s["counted_by"] for s in block["prefill"]} == {"tokenizer"}
     for sample in block["decode"]:
-        # Three counts of the same tokens: streams, the server's counter, and steps times tokens per step. Within a
-        # factor of two, because a busy machine reads the server's counters late in a window of one second.
-        assert 0.5 < sample["tok_s"] / sample["server_tok_s"] < 2
+        # Three counts of the same tokens: streams, the server's counter, and steps times tokens per step. Not equal,
+        # because the counters are read at some moment of a request and a busy machine answers it late.
+        assert 0.7 < sample["tok_s"] / sample["server_tok_s"] < 1.4
         product = sample["steps_s"] * sample["concurrency"] * sample["accepted_per_step"]
-        assert 0.5 < sample["tok_s"] / product < 2
+        assert 0.7 < sample["tok_s"] / product < 1.4
         assert 1 <= sample["accepted_per_draft"] <= 3
         assert sample["accepted_per_step"] <= 3.0001
 
@@ -134,8 +128,7 @@ def test_more_streams_than_the_server_takes(qualify, server):
         *DECODE, "--decode-max-tokens", "4000", "--stall-timeout", "60", "--request-timeout", "60",
     )  # fmt: skip
     assert "not_saturated" in done.faults()
-    # The server takes 8; where it shares two cores with its client it may not have got to all of them in time.
-    assert re.search(r": [0-8] of 12 streams ran", done.stops()["decode C12"])
+    assert ": 8 of 12 streams ran" in done.stops()["decode C12"]
 
 
 def test_a_server_that_is_killed(qualify, server):

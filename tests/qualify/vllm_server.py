@@ -4,17 +4,35 @@
 ``python -m qualify.vllm_server FOLDER PORT [vllm options]`` makes the model in FOLDER if need be and serves it. All of
 it is vLLM's real code but the compiled CPU operators (``support.cpu_ops``). They are installed on import, because the
 engine process imports this module again.
+
+An engine step takes at least STEP_SECONDS, about what a large model's takes on a GPU. Without that the tiny model makes
+tokens faster than the API server can stream them: its event loop is then busy with the streams that run, and requests
+that arrive later are not looked at for seconds.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import torch
 from support import cpu_ops
 
+STEP_SECONDS = 0.03
+
 cpu_ops.install()
+_slot_mapping = torch.ops._C.compute_slot_mapping_kernel_impl
+
+
+def _once_per_step(*args: Any, **kwargs: Any) -> Any:
+    time.sleep(STEP_SECONDS)  # gives the core to the API server and to the client
+    return _slot_mapping(*args, **kwargs)
+
+
+torch.ops._C.compute_slot_mapping_kernel_impl = _once_per_step
 
 TEMPLATE = (
     "{% for message in messages %}<|user|>{{ message['content'] }}<|end|>{% endfor %}"
@@ -24,7 +42,6 @@ TEMPLATE = (
 
 def make_model(folder: Path) -> None:
     """A random one-layer model and a tokenizer in which every byte is a token."""
-    import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -44,7 +61,13 @@ def make_model(folder: Path) -> None:
         initializer_range=0.15, eos_token_id=0, bos_token_id=None,
     )  # fmt: skip
     torch.manual_seed(0)
-    Qwen3ForCausalLM(config).float().save_pretrained(folder)
+    model = Qwen3ForCausalLM(config).float()
+    # Only printable ASCII is ever likely: vLLM holds back the chunk of a token that ends inside a UTF-8 character, and
+    # a random model may stay inside one for a second.
+    for token, sign in enumerate(alphabet):
+        if len(sign) > 1 or not "!" <= sign <= "~":
+            model.lm_head.weight.data[token] = 0
+    model.save_pretrained(folder)
 
 
 def main() -> None:
