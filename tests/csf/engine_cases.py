@@ -86,19 +86,11 @@ def stop(llm: Any) -> None:
     cleanup_dist_env_and_memory()
 
 
-_engine: Any = None
-
-
 def start(model: str, **options: Any) -> tuple[Any, Any]:
     """Engine and LLM over *model*."""
-    global _engine
-    from support import cpu_engine, reference_b12x
+    from support import cpu_engine
 
-    if _engine is None:
-        _engine = cpu_engine.start()
-        real_launch = _real_launch()
-        reference_b12x.install()
-        _engine.replace_launch(real_launch)
+    engine = cpu_engine.start_with_reference()
     from vllm import LLM
     from vllm.model_executor.layers.quantization.nvfp4_csf import settings
 
@@ -116,18 +108,8 @@ def start(model: str, **options: Any) -> tuple[Any, Any]:
         "disable_log_stats": True,
     }
     llm = LLM(**{**defaults, **options})
-    _engine.logits = record_logits(_engine, llm)
-    return _engine, llm
-
-
-def _real_launch() -> Any:
-    """``_run_b12x_moe_plan`` as vLLM has it; the CPU engine puts a copy in its place."""
-    import importlib.util
-
-    spec = importlib.util.find_spec("vllm.model_executor.layers.fused_moe.b12x")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module._run_b12x_moe_plan
+    engine.logits = record_logits(engine, llm)
+    return engine, llm
 
 
 def record_logits(engine: Any, llm: Any) -> list[bytes]:

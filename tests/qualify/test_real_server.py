@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -36,23 +37,22 @@ class Server:
         return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.M))
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("vllm")
+@contextlib.contextmanager
+def serving(module: str, folder: Path, *options: str, **environment: str) -> Iterator[Server]:
+    """``python -m MODULE`` of these tests, until the block ends."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = folder / "server.log"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "B12X_"))}
-    environment |= {
-        "PYTHONPATH": pythonpath("patched", None), "PYTHONDONTWRITEBYTECODE": "", "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_CACHE_ROOT": str(folder / "cache"),  # so that vLLM inspects the model as on a new machine
-    }  # fmt: skip
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "B12X_"))}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "qualify.vllm_server", str(folder / "tiny-random"), str(port),
-             "--speculative-config", SPECULATION],
-            stdout=output, stderr=output, env=environment, cwd=TESTS, start_new_session=True,
+            [sys.executable, "-m", module, str(folder / "tiny-random"), str(port), *options],
+            stdout=output, stderr=output, cwd=TESTS, start_new_session=True,
+            env=inherited | {
+                "PYTHONPATH": pythonpath("patched", None), "PYTHONDONTWRITEBYTECODE": "", "VLLM_SERVER_DEV_MODE": "1",
+                "VLLM_CACHE_ROOT": str(folder / "cache"),  # so that vLLM inspects the model as on a new machine
+            } | environment,
         )  # fmt: skip
     found = Server(f"http://127.0.0.1:{port}", process, log)
     try:
@@ -72,6 +72,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("vllm")
+    with serving("qualify.vllm_server", folder, "--speculative-config", SPECULATION) as found:
+        yield found
 
 
 def test_a_whole_run(qualify, server):
@@ -145,3 +152,28 @@ def test_a_server_that_is_killed(qualify, server):
     # "not_saturated" where it dies before all streams run
     assert {"connect", "disconnect", "not_saturated"} & set(done.faults())
     assert done.result["verdict"] == "fail"
+
+
+def test_an_armed_server_says_that_a4_ran(qualify, tmp_path):
+    """A calibrated MoE model with compressed scales behind vLLM's own API server: its counters reach /metrics."""
+    counters = tmp_path / "prometheus"
+    counters.mkdir()
+    environment = {
+        "B12X_W4A16_A4_PREFILL_MIN_TOKENS": "1", "VLLM_B12X_MOE_FP4_FORCE_A16": "1", "VLLM_B12X_CSF_COMPRESS": "1",
+        "PROMETHEUS_MULTIPROC_DIR": str(counters),
+    }  # fmt: skip
+    with serving("qualify.moe_server", tmp_path, "--moe-backend", "b12x", **environment) as server:
+        done = qualify(
+            "run", server.url, "--only", "prefill", "--prefill-lengths", "300,700", "--stall-timeout", "60",
+            "--server-log", str(server.log),
+        )  # fmt: skip
+        log = server.log.read_text(errors="replace")
+    assert "A4 prefill: 2 of 2 MoE layers armed" in log
+    assert "NVFP4-CSF: block scales of 2 MoE layers" in log
+    block = done.result["blocks"][0]
+    assert [s["prompt_tokens"] for s in block["prefill"]] == [300, 300, 700, 700]
+    line = done.line("a4.active")
+    assert (line["value"], line["basis"]) == (1.0, "the server's counters")
+    # One warm-up of each length, and every prompt's every row.
+    assert block["a4_rows"] == 3 * 300 + 3 * 700
+    assert not block["a4_missed_rows"]

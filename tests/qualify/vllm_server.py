@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,10 @@ TEMPLATE = (
 )
 
 
-def make_model(folder: Path) -> None:
-    """A random one-layer model and a tokenizer in which every byte is a token."""
+def make_tokenizer(folder: Path) -> list[str]:
+    """Write a tokenizer in which every byte is a token; returns the signs by token id."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import PreTrainedTokenizerFast
 
     special = ["<|end|>", "<|user|>", "<|assistant|>"]
     alphabet = special + sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -55,6 +56,25 @@ def make_model(folder: Path) -> None:
     )
     fast.chat_template = TEMPLATE
     fast.save_pretrained(folder)
+    return alphabet
+
+
+def keep_ascii(lm_head: torch.Tensor, alphabet: list[str]) -> None:
+    """Make printable ASCII the only likely tokens; *lm_head* is ``[vocabulary, H]``.
+
+    vLLM holds back the chunk of a token that ends inside a UTF-8 character, and a random model may stay inside one for
+    a second.
+    """
+    for token, sign in enumerate(alphabet):
+        if len(sign) > 1 or not "!" <= sign <= "~":
+            lm_head[token] = 0
+
+
+def make_model(folder: Path) -> None:
+    """A random one-layer model."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    alphabet = make_tokenizer(folder)
     config = Qwen3Config(
         vocab_size=len(alphabet), hidden_size=64, intermediate_size=128, num_hidden_layers=1,
         num_attention_heads=2, num_key_value_heads=1, head_dim=32, max_position_embeddings=8192,
@@ -62,24 +82,20 @@ def make_model(folder: Path) -> None:
     )  # fmt: skip
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(config).float()
-    # Only printable ASCII is ever likely: vLLM holds back the chunk of a token that ends inside a UTF-8 character, and
-    # a random model may stay inside one for a second.
-    for token, sign in enumerate(alphabet):
-        if len(sign) > 1 or not "!" <= sign <= "~":
-            model.lm_head.weight.data[token] = 0
+    keep_ascii(model.lm_head.weight.data, alphabet)
     model.save_pretrained(folder)
 
 
-def main() -> None:
+def main(make: Callable[[Path], None] = make_model, dtype: str = "float32") -> None:
     folder, port, *options = sys.argv[1:]
     os.environ.update(
         VLLM_TARGET_DEVICE="cpu", VLLM_CPU_KVCACHE_SPACE="1",
         HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", OMP_NUM_THREADS="1", NUMBA_DISABLE_JIT="1", TRANSFORMERS_VERBOSITY="error",
     )  # fmt: skip
     if not (Path(folder) / "config.json").exists():
-        make_model(Path(folder))
+        make(Path(folder))
     sys.argv = [
-        "vllm", "--model", folder, "--host", "127.0.0.1", "--port", port, "--enforce-eager", "--dtype", "float32",
+        "vllm", "--model", folder, "--host", "127.0.0.1", "--port", port, "--enforce-eager", "--dtype", dtype,
         "--block-size", "32", "--max-model-len", "8192", "--max-num-seqs", "8", "--max-num-batched-tokens", "2048",
         "--enable-auto-tool-choice", "--tool-call-parser", "hermes", *options,
     ]  # fmt: skip

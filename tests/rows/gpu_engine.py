@@ -228,24 +228,15 @@ def set_up(runner: str, sync_check: str | None = None, device: str = "cuda") -> 
     if sync_check:
         os.environ["VLLM_GPU_SYNC_CHECK"] = sync_check
     if device == "cpu":
-        _start_on_cpu()
+        from support import cpu_engine
+
+        cpu_engine.start_with_reference()
     else:
         import vllm  # noqa: F401 - the stand-ins replace parts of it
         from gpu import vllm_stubs
 
         vllm_stubs.install()
         gpu_layer.warm_up_on_any_device()
-
-
-def _start_on_cpu() -> None:
-    """The CPU engine with the reference b12x behind vLLM's own launch function."""
-    from csf import engine_cases as csf_cases
-    from support import cpu_engine, reference_b12x
-
-    engine = cpu_engine.start()
-    launch = csf_cases._real_launch()
-    reference_b12x.install()
-    engine.replace_launch(launch)
 
 
 def make_llm(

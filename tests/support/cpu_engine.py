@@ -16,6 +16,7 @@ then run in triton's interpreter (about twice as slow, and the n-gram speculator
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import tempfile
@@ -79,6 +80,22 @@ def start() -> Engine:
     _engine = Engine(b12x)
     _engine.replace_launch(lambda **launch: launch["output"].copy_(launch["hidden_states"]))
     return _engine
+
+
+def start_with_reference() -> Engine:
+    """As `start`, with the reference b12x behind vLLM's own launch function: MoE layers compute."""
+    if _engine is not None:
+        return _engine
+    engine = start()
+    from support import reference_b12x
+
+    spec = importlib.util.find_spec("vllm.model_executor.layers.fused_moe.b12x")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)  # a copy: the engine's has its launch replaced
+    spec.loader.exec_module(module)
+    reference_b12x.install()
+    engine.replace_launch(module._run_b12x_moe_plan)
+    return engine
 
 
 class Engine:
