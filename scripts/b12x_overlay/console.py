@@ -34,7 +34,10 @@ EXIT_CODE_HELP = """exit codes:
 
 
 class CommandError(Exception):
-    """An error with its exit code; the message names the file, what was wanted, what was found, what to do."""
+    """An error with its exit code; the message names the file, what was wanted, what was found, what to do.
+
+    *detail* is for the terminal alone: further lines that may hold what does not belong into a file.
+    """
 
     def __init__(
         self,
@@ -43,8 +46,10 @@ class CommandError(Exception):
         code: ExitCode = ExitCode.REFUSED,
         reason: str = "refused",
         hint: str = "",
+        detail: str = "",
     ) -> None:
         super().__init__(message)
+        self.detail = detail
         self.code = code
         self.reason = reason
         self.hint = hint
@@ -146,7 +151,7 @@ def guarded(console: Console, run: Callable[[], int]) -> int:
         return int(run())
     except CommandError as error:
         _error_as_json(console, error.reason, str(error), error.hint)
-        console.error(str(error), error.hint)
+        console.error(str(error) + error.detail, error.hint)
         return int(error.code)
     except KeyboardInterrupt:
         console.error("interrupted")

@@ -3,7 +3,8 @@
 
 It answers like vLLM 0.33.0 where it behaves, including usage statistics and Prometheus counters that agree with what
 it sent, and misbehaves in exactly one named way where it is told to. As a process: ``python fake_server.py PORT``; the
-environment variable FAKE_SPEED sets tokens per second, FAKE_A4 adds A4 counters.
+environment variable FAKE_SPEED sets tokens per second, FAKE_A4 adds A4 counters, FAKE_LINGER goes on serving for so many
+seconds after SIGTERM.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -71,6 +73,8 @@ class Script:
     """None: no such counter; False: it stays 0; True: it grows with prompts."""
     key: str | None = None
     version: str = "0.33.0"
+    unwell: frozenset[int] = frozenset()
+    """Which requests for the list of models (1, 2, …) are answered 503."""
 
 
 @dataclass
@@ -99,6 +103,7 @@ class FakeServer:
         self.started = time.time()
         self._begun = time.monotonic()
         self._number = itertools.count()
+        self._asked_models = 0
         self._ready = threading.Event()
         self._slots = asyncio.Semaphore(self.script.max_streams)
 
@@ -161,6 +166,9 @@ class FakeServer:
         return await handler(request)
 
     async def _models(self, request: web.Request) -> web.Response:
+        self._asked_models += 1
+        if self._asked_models in self.script.unwell:
+            return web.json_response({"error": {"message": "busy"}}, status=503)
         if self.script.fault == "models_html":
             return web.Response(text="<html>hello</html>", content_type="text/html")
         if self.script.fault == "models_deep":
@@ -443,9 +451,17 @@ def _main() -> None:
     if "FAKE_A4" in os.environ:
         server.script.a4_rows = os.environ["FAKE_A4"] not in ("", "0")
     print(f"fake server, A4 prefill: {os.environ.get('FAKE_A4')}", flush=True)
+    if "FAKE_LINGER" in os.environ:
+        linger = float(os.environ["FAKE_LINGER"])
+
+        def end_later(*_: object) -> None:
+            threading.Timer(linger, os._exit, (0,)).start()
+
+        signal.signal(signal.SIGTERM, end_later)
     web.run_app(
-        server.app(), host="127.0.0.1", port=int(sys.argv[1]), print=None, shutdown_timeout=0.2
-    )
+        server.app(), host="127.0.0.1", port=int(sys.argv[1]), print=None, shutdown_timeout=0.2,
+        handle_signals="FAKE_LINGER" not in os.environ,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from b12x_overlay.qualify import restart
 from b12x_overlay.qualify.cli import main
 from qualify.fake_server import serving
 
@@ -158,9 +159,53 @@ def test_a_command_that_fails(qualify):
     assert done.code == 4
     assert "status 7" in done.err
     assert "no GPU here" in done.err
+    assert str(done.folder / "server-logs") in done.err
+    # What a command prints may name users and paths: for the terminal alone.
+    for name in ("result.json", "report.md", "report.html"):
+        assert "no GPU here" not in (done.folder / name).read_text()
     # No fault in no request is no evidence.
     assert done.line("a.guard.faults")["verdict"] == "missing"
     assert done.line("a.guard.degenerate")["verdict"] == "missing"
+
+
+@pytest.mark.parametrize("metrics", [True, False])
+def test_an_unwell_server_is_not_a_new_one(qualify, metrics):
+    """One error between two answers: the process may be the old one, and its start time says that it is."""
+    with serving(unwell=frozenset({2}), metrics=metrics) as server:
+        done = qualify(
+            "ab", server.url, "--restart", "true", "--env-b", "X=1", "--restart-timeout", "1", *QUICK,
+        )  # fmt: skip
+    assert done.code == 4
+    assert "does not replace it" in done.err
+    assert not any(block["decode"] for block in done.result["blocks"])
+
+
+def test_a_server_behind_a_script_is_awaited(qualify, tmp_path, monkeypatch):
+    """The script ends at once when it is told to; the server takes its time and holds the address."""
+    monkeypatch.setenv("FAKE_LINGER", "1.5")
+    port = free_port()
+    script = tmp_path / "serve.sh"
+    script.write_text(f"#!/bin/sh\n{sys.executable} {FAKE} {port}\necho ended\n")
+    script.chmod(0o755)
+    done = qualify(
+        "ab", f"http://127.0.0.1:{port}", "--restart", str(script), "--env-b", "X=1", "--restart-timeout", "30", *QUICK,
+    )  # fmt: skip
+    assert done.result["status"] == "complete", done.err
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_a_server_that_ignores_the_signal_is_killed(qualify, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKE_LINGER", "1000")
+    monkeypatch.setattr(restart, "_TERM_SECONDS", 1.0)
+    port = free_port()
+    script = tmp_path / "serve.sh"
+    script.write_text(f"#!/bin/sh\n{sys.executable} {FAKE} {port}\necho ended\n")
+    script.chmod(0o755)
+    done = qualify(
+        "ab", f"http://127.0.0.1:{port}", "--restart", str(script), "--env-b", "X=1", "--restart-timeout", "30", *QUICK,
+    )  # fmt: skip
+    assert done.result["status"] == "complete", done.err
 
 
 def test_question_a4_wants_the_counters_to_say_so(qualify):

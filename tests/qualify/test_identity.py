@@ -13,6 +13,7 @@ from b12x_overlay.qualify import promises
 from b12x_overlay.qualify.documents import take
 from b12x_overlay.qualify.schema import Identity
 from qualify.fake_server import serving
+from support.paths import site
 
 FOUND = {
     "python": "3.12.1",
@@ -121,6 +122,26 @@ def test_log_lines_and_counter_names_are_the_overlays():
         promises.read_log("A4 prefill: draft model: none of 1 MoE layers armed; every row") == "off"
     )
     assert promises.read_log("") == "off"
+
+
+@pytest.mark.parametrize(
+    ("today", "state"),
+    [
+        ("A4 prefill: none of 2 MoE layers armed; every row", "off"),
+        ("A4 prefill: 2 of 2 MoE layers armed.", "armed"),
+        ("nothing about it", "off"),
+        ("First A4 prefill call: layer.0 runs 5 of 7 rows", "active"),
+    ],
+)
+def test_only_the_last_start_in_a_log_counts(today, state):
+    """Logs are appended to; the line is vLLM's own."""
+    start = "Initializing a V1 LLM engine (v0.33.0) with config: model='m'"
+    core = (site("stock") / "vllm/v1/engine/core.py").read_text()
+    assert "Initializing a V1 LLM engine (v%s)" in core
+    yesterday = (
+        "A4 prefill: 2 of 2 MoE layers armed.\nFirst A4 prefill call: layer.0 runs 5 of 7 rows"
+    )
+    assert promises.read_log("\n".join([start, yesterday, start, today])) == state
 
 
 def test_the_servers_log_says_whether_a4_is_active(qualify, tmp_path):

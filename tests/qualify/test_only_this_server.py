@@ -94,6 +94,25 @@ def test_a_key_that_the_server_repeats_is_not_written(qualify, monkeypatch):
     assert "for <key>" in (done.folder / "result.json").read_text()
 
 
+@pytest.mark.parametrize("key", ["2048", "true", "complete", "decode", "pass"])
+def test_a_key_that_is_also_a_value_leaves_the_result_readable(qualify, monkeypatch, key):
+    monkeypatch.setenv("MY_KEY", key)
+    with serving(key=key) as server:
+        done = qualify(
+            "run",
+            server.url,
+            "--only",
+            "prefill",
+            "--prefill-lengths",
+            "2048",
+            "--api-key-env",
+            "MY_KEY",
+        )
+    assert done.code == 0, done.err
+    assert done.result["plan"]["prefill"]["lengths"] == [2048]
+    assert qualify("report", str(done.folder)).code == 0
+
+
 def test_the_transport_refuses_every_other_origin():
     transport = OnlyThisServer(Address.parse("http://127.0.0.1:1"), verify=True, connections=1)
     for url in ("http://127.0.0.1:2/", "https://127.0.0.1:1/", "http://localhost:1/"):

@@ -125,9 +125,11 @@ def test_another_server_is_refused(qualify):
     assert stopped.result["status"] == "partial"
     with serving(version="0.34.0") as server:
         done = qualify("run", server.url)
-    assert done.code == 4
+    assert done.code == 3
     assert "0.33.0" in done.err
     assert "0.34.0" in done.err
+    assert "another --out" in done.err
+    assert "continue with" not in done.err
 
 
 def test_the_request_limit_stops_the_run(qualify):

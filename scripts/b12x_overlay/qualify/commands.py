@@ -116,14 +116,13 @@ def _measure(
         if stopped is None:
             return code
         again = shlex.join(["scripts/qualify", *_without_out(argv), "--out", str(folder)])
-        console.error(f"stopped: {result.stop}", f"continue with: {again}")
-        return stopped
+        console.error(f"stopped: {stopped.why}", stopped.hint or f"continue with: {again}")
+        return stopped.code
 
 
 def _finish(options: argparse.Namespace, result: Result, store: Store) -> int:
     """Save, write the reports, print the summary; the verdict as an exit code."""
-    store.put(result)
-    write_reports(result, store)
+    write_reports(store.put(result), store)
     print_summary(console_from(options), result, store.folder)
     if options.json:
         print(store.path.read_text(encoding="utf-8"), end="")

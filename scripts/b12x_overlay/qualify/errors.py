@@ -24,8 +24,8 @@ class RefusedError(CommandError):
 class ServerError(CommandError):
     """The server cannot be measured, or did not come back after a restart."""
 
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message, code=ExitCode.FAILED, reason="server", hint=hint)
+    def __init__(self, message: str, hint: str = "", detail: str = "") -> None:
+        super().__init__(message, code=ExitCode.FAILED, reason="server", hint=hint, detail=detail)
 
 
 class StoreError(CommandError):

@@ -8,11 +8,12 @@ import asyncio
 import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 from b12x_overlay.exitcodes import ExitCode
 from b12x_overlay.qualify.budget import Budget
 from b12x_overlay.qualify.client import Client, Timeouts
-from b12x_overlay.qualify.errors import ServerError
+from b12x_overlay.qualify.errors import RefusedError, ServerError
 from b12x_overlay.qualify.faults import BudgetSpentError
 from b12x_overlay.qualify.progress import Progress
 from b12x_overlay.qualify.redact import redact
@@ -23,6 +24,17 @@ from b12x_overlay.qualify.sides import Side, restart_command
 from b12x_overlay.qualify.store import Store
 
 
+@dataclass(frozen=True)
+class Stop:
+    """Why a run is not whole."""
+
+    code: ExitCode
+    why: str
+    """For the terminal; the result has it redacted."""
+    hint: str = ""
+    """What to do instead of going on with the same command."""
+
+
 def measure(
     options: argparse.Namespace,
     sides: list[Side],
@@ -30,27 +42,25 @@ def measure(
     result: Result,
     store: Store,
     progress: Progress,
-) -> ExitCode | None:
-    """Run what is open in *result*; None when it is whole, else why it is not, as an exit code.
-
-    ``result.stop`` says it in words.
+) -> Stop | None:
+    """Run what is open in *result*; None when it is whole.
 
     Raises:
-        ServerError: the server cannot be measured, and nothing has been.
+        RefusedError, ServerError: the server cannot be measured, and nothing has been.
     """
     try:
         asyncio.run(_drive(options, sides, connect, result, store, progress))
     except KeyboardInterrupt:
         result.stop = "interrupted"
-        return ExitCode.INTERRUPTED
+        return Stop(ExitCode.INTERRUPTED, result.stop)
     except BudgetSpentError as spent:
         result.stop = str(spent)
-        return ExitCode.DIFFERENT
-    except ServerError as error:
+        return Stop(ExitCode.DIFFERENT, result.stop)
+    except (RefusedError, ServerError) as error:
         if not any(block.started for block in result.blocks):
             raise
         result.stop = redact(str(error))
-        return ExitCode.FAILED
+        return Stop(error.code, str(error) + error.detail, error.hint)
     return None
 
 

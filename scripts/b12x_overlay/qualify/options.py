@@ -15,6 +15,7 @@ from b12x_overlay.qualify.settings import (
     PrefillPlan,
 )
 
+MOST_ROUNDS = 1000
 PARTS = ("prefill", "decode", "needle")
 
 _EPILOG = """\
@@ -47,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="measure one server", formatter_class=_Formatter)
     run.add_argument("address", help="http://HOST:PORT of the server")
-    run.add_argument("--rounds", type=_positive, default=1, help="blocks of the whole plan")
+    run.add_argument("--rounds", type=_rounds, default=1, help="blocks of the whole plan")
     _server_options(run, "")
     _plan_options(run)
     _run_options(run)
@@ -59,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     )
     ab.add_argument("address", help="http://HOST:PORT of A, or of the one server with --restart")
     ab.add_argument("address_b", nargs="?", help="http://HOST:PORT of B")
-    ab.add_argument("--rounds", type=_positive, default=1, help="times A B B A")
+    ab.add_argument("--rounds", type=_rounds, default=1, help="times A B B A")
     ab.add_argument(
         "--question",
         choices=sorted(QUESTIONS),
@@ -299,6 +300,12 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is no whole number above 0")
     return int(text)
+
+
+def _rounds(text: str) -> int:
+    if (rounds := _positive(text)) > MOST_ROUNDS:
+        raise argparse.ArgumentTypeError(f"'{text}' is more than {MOST_ROUNDS}")
+    return rounds
 
 
 def _seconds(text: str) -> float:

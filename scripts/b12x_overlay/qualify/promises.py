@@ -41,12 +41,18 @@ QUESTIONS = {
     ),
 }
 
+_START = "Initializing a V1 LLM engine"
+"""vLLM logs it at every start, before anything is loaded (v1/engine/core.py)."""
 _ARMED = re.compile(r"A4 prefill: (?:draft model: )?(\d+) of \d+ MoE layers armed")
 _ACTIVE = re.compile(r"First A4 prefill call")
 
 
 def read_log(text: str) -> LogState:
-    """What a server's log says of A4: a first A4 call was made, layers were armed, or neither."""
+    """What a server's log says of A4 since its last start: a first A4 call was made, layers were armed, or neither.
+
+    Logs are appended to (journald, ``docker logs``, ``>>``), and an earlier start says nothing of this server.
+    """
+    text = text.rpartition(_START)[2]
     if _ACTIVE.search(text):
         return "active"
     armed = [match for match in _ARMED.finditer(text) if int(match[1]) > 0]

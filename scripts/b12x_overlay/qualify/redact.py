@@ -2,14 +2,15 @@
 """Keep hosts, paths, keys and user names out of results.
 
 Whatever free text comes from a server, a file or the environment goes through `redact` before it is stored. As a
-second line, `Secrets.scrub` is applied to the whole serialised result and replaces the endpoint's address and the
-key literally.
+second line, `Secrets.clean` is applied to every string of the result and replaces the endpoint's address and the key
+literally.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
+from typing import Any
 
 MAX_TEXT = 240
 """Characters kept of any foreign text."""
@@ -79,8 +80,18 @@ class Secrets:
         """*literals*: pairs of the string and what replaces it."""
         self._literals = [(text, mask) for text, mask in literals if len(text) >= 4]
 
-    def scrub(self, text: str) -> str:
-        """*text* with every literal replaced."""
+    def clean(self, value: Any, words: Set[str] = frozenset()) -> Any:
+        """A JSON value with every literal replaced in its strings.
+
+        Numbers and names of fields stay, and strings that are one of *words*, the result's own vocabulary: a key of
+        ``2048`` or a host called ``pass`` must not make the file unreadable.
+        """
+        if isinstance(value, dict):
+            return {name: self.clean(item, words) for name, item in value.items()}
+        if isinstance(value, list):
+            return [self.clean(item, words) for item in value]
+        if not isinstance(value, str) or value in words:
+            return value
         for literal, mask in self._literals:
-            text = text.replace(literal, mask)
-        return text
+            value = value.replace(literal, mask)
+        return value

@@ -12,7 +12,7 @@ from pathlib import Path
 from b12x_overlay.qualify import decode, metrics, needle_run, prefill, promises
 from b12x_overlay.qualify.client import Client
 from b12x_overlay.qualify.documents import Document
-from b12x_overlay.qualify.errors import ServerError
+from b12x_overlay.qualify.errors import RefusedError
 from b12x_overlay.qualify.identity import differences, gather
 from b12x_overlay.qualify.metrics import grown
 from b12x_overlay.qualify.probe import Server, probe
@@ -54,7 +54,7 @@ class Runner:
         """Measure every block that is not done.
 
         Raises:
-            ServerError, ServerError, BudgetSpentError: what was measured so far is saved.
+            RefusedError, ServerError, BudgetSpentError: what was measured so far is saved.
         """
         self._result.status, self._result.stop = "partial", None
         if not any(access.restarter for access in self._access.values()):
@@ -116,9 +116,9 @@ class Runner:
         identity = await gather(access.client, server, access.documents)
         abilities = server.abilities.as_dict()
         if arm.identity is not None and (changed := differences(arm.identity, identity)):
-            raise ServerError(
-                f"the server of {name} is not the one that was measured before:\n  " + "\n  ".join(changed)
-                + "\nMeasure it into a new folder (--out)."
+            raise RefusedError(
+                f"the server of {name} is not the one that was measured before:\n  " + "\n  ".join(changed),
+                "measure it into a new folder: the same command with another --out",
             )  # fmt: skip
         arm.identity, arm.abilities = identity, abilities
         return server

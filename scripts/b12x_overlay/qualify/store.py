@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
+import json
 import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from pydantic import ValidationError
 
@@ -130,10 +132,27 @@ class Store:
         self.put(result)
         self._last = time.monotonic()
 
-    def put(self, result: Result) -> None:
-        """Write *result* without touching its time of measurement."""
-        self.write(self.path.name, result.model_dump_json(indent=1) + "\n")
+    def put(self, result: Result) -> Result:
+        """Write *result* without touching its time of measurement; returns what the file says, free of secrets."""
+        cleaned = self._secrets.clean(json.loads(result.model_dump_json()), _words())
+        write_text(self.path, json.dumps(cleaned, indent=1, ensure_ascii=False) + "\n")
+        return Result.model_validate(cleaned)
 
     def write(self, name: str, text: str) -> None:
-        """Write another file into the folder, scrubbed."""
-        write_text(self.folder / name, self._secrets.scrub(text))
+        """Write another file into the folder."""
+        write_text(self.folder / name, text)
+
+
+@functools.cache
+def _words() -> frozenset[str]:
+    """The values that the schema itself names: kinds of faults, verdicts, states."""
+
+    def named(part: Any) -> set[str]:
+        if isinstance(part, list):
+            return set().union(*map(named, part))
+        if not isinstance(part, dict):
+            return set()
+        values = [*part.get("enum", ()), part.get("const")]
+        return {value for value in values if isinstance(value, str)} | named(list(part.values()))
+
+    return frozenset(named(Result.model_json_schema()))
