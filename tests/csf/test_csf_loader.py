@@ -13,6 +13,7 @@ import pytest
 import torch
 from csf import checkpoints, checkpoints_csf
 from nvfp4_csf import codec
+from nvfp4_csf.shards import read_header
 from safetensors.torch import load_file, save_file
 
 LAYOUTS = pytest.mark.parametrize("layout", ["container", "index"])
@@ -48,6 +49,7 @@ def csf(vllm):
     return SimpleNamespace(
         config=config, inventory=inventory, loader=nvfp4_csf_loader, method=method, guard=guard,
         streams=streams_loader, error=container.ContainerError, shard_error=container.ShardError,
+        place=container.Place,
     )  # fmt: skip
 
 
@@ -99,7 +101,7 @@ def test_every_tensor_comes_out_byte_exact(csf, made, layout: str) -> None:
             assert checkpoints.as_bytes(found[name]) == checkpoints.as_bytes(tensor)
             continue
         compressed += 1
-        streams = csf.streams.unpack(found[name], name)
+        streams, _ = csf.streams.unpack(found[name], name)
         decoded = codec.decode(codec.CsfStreams(*tensor.shape, streams.fixed, streams.exceptions))
         assert decoded.tobytes() == checkpoints.as_bytes(tensor)
     assert compressed == 2 * 2 * 3
@@ -209,7 +211,7 @@ def plain_scale(tensors) -> None:
 
 
 DAMAGED = [
-    (drop(".weight"), f"the checkpoint has no {UP}.weight beside it"),
+    (drop(".weight"), f".safetensors: {UP}.weight_scale: the checkpoint has no {UP}.weight beside it"),
     (drop(".weight_scale_2"), f"has no {UP}.weight_scale_2 beside it"),
     (drop_scale, f"the scales of 1 projections are missing, first {UP}.weight_scale"),
     (plain_scale, "the scales of 1 projections are not compressed while others are"),
@@ -218,7 +220,7 @@ DAMAGED = [
     (replace(".weight_scale_2", lambda t: t.bfloat16()), "weight_scale_2 is BF16 []; one F32 value is wanted"),
     (replace(".weight_scale_2", lambda t: t.repeat(2)), "weight_scale_2 is F32 [2]; one F32 value"),
     (replace(".input_scale", lambda t: t.bfloat16()), "input_scale is BF16 []; one F32 value is wanted"),
-    (replace(".weight", lambda t: t.view(torch.int8)), "I8 [32, 32]; packed FP4 is U8"),
+    (replace(".weight", lambda t: t.view(torch.int8)), f".safetensors: {UP}.weight: I8 [32, 32]; packed FP4 is U8"),
     (replace(".weight_scale.nvfp4_csf_fixed", lambda t: t[:-16]), "has 80 bytes, 96 are wanted"),
     (replace(".weight_scale.nvfp4_csf_fixed", lambda t: t.view(torch.int8)), "fixed is I8; U8 is wanted"),
     (
@@ -269,6 +271,55 @@ def test_truncated_missing_and_doubled_shards_are_named(csf, made, tmp_path, lay
         csf.inventory.take_inventory(checkpoint(csf, root, layout))
 
 
+def replace_values(stream: str, index: int, value: int):
+    """Structure intact, a value that no encoder writes."""
+    name = f"{UP}.weight_scale.nvfp4_csf_{stream}"
+
+    def edit(tensors) -> None:
+        if name in tensors:
+            tensor = tensors[name].clone()
+            if stream == "exceptions":
+                tensor = torch.tensor([0, 0, value], dtype=torch.uint32)
+            else:
+                tensor[index] = value
+            tensors[name] = tensor
+
+    return edit
+
+
+@LAYOUTS
+@pytest.mark.parametrize(
+    ("stream", "index", "value", "reason"),
+    [
+        ("fixed", 3, 255, "base 255 of row 3 is above 240"),
+        ("exceptions", 2, 0xFFFFFFFF, "position 16777215 is outside the 32 x 4 matrix"),
+    ],
+)
+def test_damaged_streams_are_named_by_file_expert_and_byte(
+    csf, made, tmp_path, layout, stream, index, value, reason
+) -> None:
+    """What only the values tell is found as the layer takes them, under a parameter's name."""
+    root = copy_of(made, tmp_path, layout)
+    rewrite(root, replace_values(stream, index, value))
+    folder = root
+    if layout == "container":
+        folder = checkpoints_csf.serving(root, tmp_path / "serve")
+    name = f"{UP}.weight_scale"
+    shard = next(s for s in shards_of(root) if f"{name}.nvfp4_csf_fixed" in read_header(s).entries)
+    packed = weights(csf, folder, [0, 1])[name]
+    streams = csf.streams.RankStreams(2, 64, 32, 0, 1)
+    with pytest.raises(csf.streams.CsfStreamError) as caught:
+        streams.add(1, "w3", packed, "model.layers.0.mlp.experts.w13_weight_scale")
+    offset = index * (4 if stream == "exceptions" else 1)
+    header = read_header(shard)
+    byte = header.entries[f"{name}.nvfp4_csf_{stream}"].begin + offset
+    assert str(caught.value).startswith(
+        f"{shard}: {name}: {stream} stream, byte {offset}: byte {byte} of the file: {reason}; "
+    )
+    with pytest.raises(ValueError, match=rf"{shard}: {name} \(for w13\): scales of a weight"):
+        csf.streams.RankStreams(2, 128, 32, 0, 1).add(1, "w3", packed, "w13")
+
+
 def test_a_changed_checkpoint_is_looked_at_again(csf, made, tmp_path) -> None:
     root = copy_of(made, tmp_path, "container")
     csf.inventory.take_inventory(checkpoint(csf, root))
@@ -313,10 +364,15 @@ def test_streams_join_in_any_order(csf, first: str) -> None:
     if first == "exceptions":
         pair.reverse()
     other = ("lm_head.weight", torch.ones(1))
-    join, shapes, wanted = csf.loader.join_streams, {name: (32, 4)}, frozenset({(False, 0)})
+    place = csf.place(name, "/models/csf/tensors/a.safetensors", 100, 200)
+    shapes = SimpleNamespace(shapes={name: (32, 4)}, places={name: place})
+    join, wanted = csf.loader.join_streams, frozenset({(False, 0)})
     out = list(join(iter([pair[0], other, pair[1]]), shapes, wanted))
     assert [n for n, _ in out] == ["lm_head.weight", name]
-    assert csf.streams.unpack(out[1][1], name).fixed.tobytes() == streams.fixed.tobytes()
+    unpacked, came_from = csf.streams.unpack(out[1][1], "w13_weight_scale")
+    assert (came_from, unpacked.name) == (place, name)
+    assert unpacked.fixed.tobytes() == streams.fixed.tobytes()
+    assert unpacked.exceptions.tobytes() == streams.exceptions.tobytes()
     with pytest.raises(ValueError, match="came without its other half"):
         list(join(iter(pair[:1]), shapes, wanted))
     with pytest.raises(ValueError, match="given twice"):

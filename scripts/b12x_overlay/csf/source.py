@@ -12,11 +12,9 @@ from typing import Any
 from b12x_overlay.console import CommandError
 from b12x_overlay.csf.core import (
     ContainerError,
-    CsfStreamError,
     Location,
     ShardError,
     ShardHeader,
-    codec,
     container,
     experts,
     shards,
@@ -134,16 +132,14 @@ def _select(
         entry = location.entry
         if layer is None or layer >= layers or entry.dtype != "F8_E4M3":
             continue
-        weight = by_name.get(location.name.removesuffix(container.SCALE) + ".weight")
         try:
-            shape = container.scale_shape(location.name, weight.entry if weight else None)
+            shape = container.check_geometry_of(location, by_name)
             if entry.shape != shape:
                 raise CommandError(
                     f"{location.shard.path}: {location.name} is {list(entry.shape)}, its weight asks for {list(shape)}"
                 )
-            codec.check_geometry(*shape, location.name)
             experts.check_scalars(location, by_name)
-        except (ContainerError, CsfStreamError) as error:
+        except ContainerError as error:
             raise CommandError(
                 str(error), hint="only ModelOpt NVFP4 experts with group size 16 can be compressed"
             ) from None

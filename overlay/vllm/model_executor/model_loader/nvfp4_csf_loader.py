@@ -94,12 +94,12 @@ class Nvfp4CsfModelLoader(DefaultModelLoader):
         weights = super()._get_weights_iterator(source)
         if self._inventory is None:
             return weights
-        return join_streams(weights, self._inventory.shapes, self._wanted, source.prefix)
+        return join_streams(weights, self._inventory, self._wanted, source.prefix)
 
 
 def join_streams(
     weights: Weights,
-    shapes: dict[str, tuple[int, int]],
+    inventory: Inventory,
     wanted: frozenset[LayerKey],
     prefix: str = "",
 ) -> Generator[tuple[str, torch.Tensor], None, None]:
@@ -124,7 +124,8 @@ def join_streams(
         if other == suffix:
             raise ValueError(f"{name}: given twice")
         fixed, exceptions = (tensor, half) if suffix == FIXED else (half, tensor)
-        yield original, pack(fixed, exceptions, *shapes[original.removeprefix(prefix)])
+        name = original.removeprefix(prefix)
+        yield original, pack(fixed, exceptions, *inventory.shapes[name], inventory.places[name])
     if halves:
         name, (suffix, _) = next(iter(halves.items()))
         raise ValueError(f"{name}{suffix} came without its other half ({len(halves)} such tensors)")

@@ -36,10 +36,11 @@ class CsfStreamError(ValueError):
         tensor: name of the scale tensor, empty if the caller gave none.
         stream: ``"fixed"``, ``"exceptions"`` or ``"geometry"``.
         offset: byte offset in that stream, 0 for geometry.
+        reason: what is wrong there.
     """
 
     def __init__(self, tensor: str, stream: str, offset: int, reason: str) -> None:
-        self.tensor, self.stream, self.offset = tensor, stream, offset
+        self.tensor, self.stream, self.offset, self.reason = tensor, stream, offset, reason
         where = f"{stream} stream, byte {offset}" if stream != "geometry" else "geometry"
         super().__init__(f"{tensor or 'scale tensor'}: {where}: {reason}")
 

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .codec import CODEC, CsfStreams
+from .codec import CODEC, CsfStreamError, CsfStreams, check_geometry
 from .shards import Entry, ShardError, ShardHeader, read_header, read_tensor
 
 SCHEMA = "lil-nvfp4-csf-checkpoint/1"
@@ -65,6 +67,36 @@ class Container:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where the two streams of a compressed tensor lie, for messages.
+
+    Attributes:
+        tensor: the checkpoint's name of the scale tensor.
+        file: the shard.
+        fixed, exceptions: first bytes of the streams in that file.
+    """
+
+    tensor: str
+    file: str
+    fixed: int
+    exceptions: int
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.tensor}"
+
+    def explain(self, error: CsfStreamError) -> CsfStreamError:
+        """*error*, which a stream of this tensor caused, with the file and the byte in it."""
+        begins = {"fixed": self.fixed, "exceptions": self.exceptions}
+        reason = error.reason
+        if error.stream in begins:
+            reason = f"byte {begins[error.stream] + error.offset} of the file: {reason}"
+        advice = (
+            "copy or convert it again; scripts/convert-csf --verify lists all faults of a container"
+        )
+        return CsfStreamError(str(self), error.stream, error.offset, f"{reason}; {advice}")
+
+
+@dataclass(frozen=True)
 class Location:
     """A tensor of the checkpoint under its original name; `exceptions` only where the scales are compressed."""
 
@@ -72,6 +104,12 @@ class Location:
     shard: ShardHeader
     entry: Entry
     exceptions: Entry | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where the streams are, of a compressed tensor."""
+        assert self.exceptions is not None
+        return Place(self.name, str(self.shard.path), self.entry.begin, self.exceptions.begin)
 
 
 def open_container(root: Path) -> Container:
@@ -239,6 +277,30 @@ def scale_shape(name: str, weight: Entry | None) -> tuple[int, int]:
     return weight.shape[0], weight.shape[1] * 2 // GROUP
 
 
+def check_geometry_of(location: Location, by_name: Mapping[str, Location]) -> tuple[int, int]:
+    """`scale_shape` of the scale tensor at *location*, which the codec can hold.
+
+    Raises:
+        ContainerError: naming the file.
+    """
+    weight = by_name.get(location.name.removesuffix(SCALE) + ".weight")
+    try:
+        shape = scale_shape(location.name, weight.entry if weight else None)
+        check_geometry(*shape, location.name)
+    except (ContainerError, CsfStreamError) as error:
+        raise ContainerError(f"{(weight or location).shard.path}: {error}") from None
+    return shape
+
+
+@contextmanager
+def placed(place: Place | None) -> Iterator[None]:
+    """Errors of streams inside name *place*."""
+    try:
+        yield
+    except CsfStreamError as error:
+        raise (place.explain(error) if place else error) from None
+
+
 def read_streams(location: Location, shape: tuple[int, int]) -> CsfStreams:
     """The two streams of a compressed tensor, mapped from the file and not checked yet."""
     assert location.exceptions is not None
@@ -315,11 +377,14 @@ __all__ = [
     "Container",
     "ContainerError",
     "Location",
+    "Place",
     "ShardError",
     "ShardRecord",
+    "check_geometry_of",
     "locate",
     "locate_index",
     "open_container",
+    "placed",
     "read_streams",
     "scale_shape",
     "shard_locations",

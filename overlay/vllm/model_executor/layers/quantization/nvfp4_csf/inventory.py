@@ -12,18 +12,18 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm.model_executor.layers.quantization.nvfp4_csf.codec import check_geometry, fixed_bytes
+from vllm.model_executor.layers.quantization.nvfp4_csf.codec import fixed_bytes
 from vllm.model_executor.layers.quantization.nvfp4_csf.config import CsfCheckpoint
 from vllm.model_executor.layers.quantization.nvfp4_csf.container import (
     INDEX,
     MANIFEST,
-    SCALE,
     ContainerError,
     Location,
+    Place,
+    check_geometry_of,
     locate,
     locate_index,
     open_container,
-    scale_shape,
 )
 from vllm.model_executor.layers.quantization.nvfp4_csf.experts import (
     EXPERT,
@@ -45,11 +45,13 @@ class Inventory:
     Attributes:
         files: shards in the order of the manifest or index.
         shapes: logical ``[N, K / 16]`` of every compressed scale tensor, by its original name.
+        places: where their streams lie.
         layers: keys of the layers whose experts are compressed.
     """
 
     files: tuple[Path, ...]
     shapes: dict[str, tuple[int, int]]
+    places: dict[str, Place]
     layers: frozenset[LayerKey]
 
 
@@ -91,22 +93,22 @@ def _take(checkpoint: CsfCheckpoint, stamp: tuple[int, int] | None) -> Inventory
         raise ContainerError(
             f"{checkpoint.root}: no compressed scales in it; serve it as an ordinary checkpoint"
         )
+    places = {location.name: location.place for location in locations if location.name in shapes}
     check_complete(checkpoint.root, shapes, by_name, "compressed")
     keys = (layer_key(name) for name in shapes)
     files = dict.fromkeys(location.shard.path for location in locations)
-    return Inventory(tuple(files), shapes, frozenset(key for key in keys if key is not None))
+    return Inventory(
+        tuple(files), shapes, places, frozenset(key for key in keys if key is not None)
+    )
 
 
 def _check_scale(location: Location, by_name: dict[str, Location]) -> tuple[int, int]:
     name, path = location.name, location.shard.path
-    module = name.removesuffix(SCALE)
     if EXPERT.fullmatch(name) is None or layer_key(name) is None:
         raise ContainerError(
             f"{path}: {name} is compressed, but only scales of routed experts may be"
         )
-    weight = by_name.get(f"{module}.weight")
-    rows, columns = scale_shape(name, weight.entry if weight else None)
-    check_geometry(rows, columns, name)
+    rows, columns = check_geometry_of(location, by_name)
     wanted = fixed_bytes(rows, columns)
     if location.entry.nbytes != wanted:
         raise ContainerError(

@@ -3,37 +3,51 @@
 
 vLLM's models map checkpoint names to parameters and hand single tensors to a parameter's weight loader. Streams take
 that road, too: the model loader packs the two of a scale tensor into one uint8 tensor under the original name
-(`pack`), the layer's scale parameter unpacks it, takes this rank's part without decoding, and collects it.
+(`pack`), the layer's scale parameter unpacks it, takes this rank's part without decoding, and collects it. Where the
+streams came from travels along, because a parameter's name says neither the expert nor the file.
 """
 
 from __future__ import annotations
+
+import json
+from dataclasses import astuple
 
 import numpy as np
 import torch
 from vllm.model_executor.layers.quantization.nvfp4_csf import codec
 from vllm.model_executor.layers.quantization.nvfp4_csf.codec import CsfStreamError, CsfStreams
+from vllm.model_executor.layers.quantization.nvfp4_csf.container import Place, placed
 from vllm.model_executor.layers.quantization.nvfp4_csf.planes import ScalePlanes, build
 
 GROUP = 16
 _PAD = 64
 """Rows per gated half and K values that b12x's NVFP4 kernels want; vLLM pads weights to it, too."""
 _MAGIC = int.from_bytes(b"CSFpack1", "little")
-_HEADER = 4  # int64 words: magic, rows, columns, exceptions
+_HEADER = 5  # int64 words: magic, rows, columns, exceptions, bytes of the place
 SHARDS = ("w1", "w3", "w2")
 """vLLM's names of gate, up and down."""
 
 
-def pack(fixed: torch.Tensor, exceptions: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """One uint8 vector of both streams (uint8, uint32; host tensors) and their logical shape."""
-    header = torch.tensor([_MAGIC, rows, columns, exceptions.numel()], dtype=torch.int64)
+def pack(
+    fixed: torch.Tensor,
+    exceptions: torch.Tensor,
+    rows: int,
+    columns: int,
+    place: Place | None = None,
+) -> torch.Tensor:
+    """One uint8 vector of both streams (uint8, uint32; host tensors), their logical shape and their *place*."""
+    text = json.dumps(astuple(place)).encode() if place else b""
+    header = torch.tensor([_MAGIC, rows, columns, exceptions.numel(), len(text)], dtype=torch.int64)
     parts = [header.view(torch.uint8), fixed.reshape(-1)]
     if exceptions.numel():  # torch does not view an empty array that numpy gave a stride of 0
         parts.append(exceptions.reshape(-1).view(torch.uint8))
+    if text:
+        parts.append(torch.frombuffer(bytearray(text), dtype=torch.uint8))
     return torch.cat(parts)
 
 
-def unpack(packed: torch.Tensor, name: str) -> CsfStreams:
-    """The streams in *packed*, without a copy.
+def unpack(packed: torch.Tensor, name: str) -> tuple[CsfStreams, Place | None]:
+    """The streams in *packed*, without a copy, and where they came from.
 
     Raises:
         ValueError: anything else, above all plain scales that reach a layer whose scales are compressed.
@@ -49,10 +63,13 @@ def unpack(packed: torch.Tensor, name: str) -> CsfStreams:
             f"{name}: {packed.dtype} {list(packed.shape)} reached a layer whose scales are compressed; load the "
             "checkpoint with --load-format nvfp4_csf"
         )
-    _, rows, columns, count = (int(word) for word in header)
+    _, rows, columns, count, text = (int(word) for word in header)
     body = data[8 * _HEADER :]
-    split = len(body) - 4 * count
-    return CsfStreams(rows, columns, body[:split], body[split:].view("<u4"), name)
+    end = len(body) - text
+    split = end - 4 * count
+    place = Place(*json.loads(body[end:].tobytes())) if text else None
+    name = place.tensor if place else name
+    return CsfStreams(rows, columns, body[:split], body[split:end].view("<u4"), name), place
 
 
 def pad_intermediate(size: int) -> int:
@@ -92,18 +109,20 @@ class RankStreams:
         place = expert, shard
         if self._seen.get(place) == packed.data_ptr() and place in self._parts:
             return
+        streams, source = unpack(packed, name)
+        where = f"{source} (for {name})" if source else name
         if place in self._parts:
             raise ValueError(
-                f"{name}: given twice for expert {expert}; the checkpoint holds it in two places"
+                f"{where}: given twice for expert {expert}; the checkpoint holds it in two places"
             )
-        streams = unpack(packed, name)
         down = shard == "w2"
         wanted = (self.hidden, self.intermediate) if down else (self.intermediate, self.hidden)
         if (streams.rows, streams.columns * GROUP) != wanted:
             raise ValueError(
-                f"{name}: scales of a weight [{streams.rows}, {streams.columns * GROUP}], the layer's is {list(wanted)}"
+                f"{where}: scales of a weight [{streams.rows}, {streams.columns * GROUP}], the layer's is {list(wanted)}"
             )
-        codec.check(streams)
+        with placed(source):
+            codec.check(streams)
         self._parts[place] = self._down(streams) if down else self._gate_or_up(streams)
         self._seen[place] = packed.data_ptr()
 
