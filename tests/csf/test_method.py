@@ -10,6 +10,7 @@ import pytest
 import torch
 from csf.streams import plausible_scales
 from nvfp4_csf import codec
+from nvfp4_csf.sizes import readable
 from support.alive import distinct_tensors
 
 WAYS = pytest.mark.parametrize("way", ["compress", "streams"])
@@ -305,6 +306,18 @@ def test_sizes_are_reported_when_the_last_layer_is_ready(csf, monkeypatch, way: 
     compressed = sum(p.nbytes for layer in layers for p in layer.nvfp4_csf.planes)
     assert f"2 MoE layers on this rank: {plain} bytes plain, {compressed} bytes compressed" in line
     assert f"{plain // 2} bytes of shared scratch" in line
+    saved = plain - compressed - plain // 2
+    assert saved < 0  # two layers do not pay for the scratch
+    more = f"the scratch outweighs the saving: {readable(-saved)} more than plain scales take"
+    assert line.endswith(more)
+
+
+def test_the_report_says_what_is_saved(csf) -> None:
+    owner = csf.owner.CsfOwner()
+    owner.layers = [SimpleNamespace(plain_bytes=4000, nbytes=2100) for _ in range(2)]
+    assert owner.report().endswith("; 3.800 KB saved")
+    owner.layers = [SimpleNamespace(plain_bytes=4000, nbytes=4000)]
+    assert owner.report().endswith("; 0 B saved")
 
 
 # Reload ------------------------------------------------------------------------------------------------------------

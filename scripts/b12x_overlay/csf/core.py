@@ -20,6 +20,7 @@ from nvfp4_csf import codec, container, experts, shards  # noqa: E402
 from nvfp4_csf.codec import CODEC, CsfStreamError, CsfStreams  # noqa: E402
 from nvfp4_csf.container import Container, ContainerError, Location, ShardRecord  # noqa: E402
 from nvfp4_csf.shards import Entry, ShardError, ShardHeader  # noqa: E402
+from nvfp4_csf.sizes import readable  # noqa: E402
 
 __all__ = [
     "CODEC",
@@ -35,5 +36,6 @@ __all__ = [
     "codec",
     "container",
     "experts",
+    "readable",
     "shards",
 ]

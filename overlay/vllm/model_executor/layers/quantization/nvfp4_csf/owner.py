@@ -22,6 +22,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.nvfp4_csf.planes import PlaneGeometry
 from vllm.model_executor.layers.quantization.nvfp4_csf.prefetch import LayerScales, ScaleScratch
 from vllm.model_executor.layers.quantization.nvfp4_csf.settings import COMPRESS, get_settings
+from vllm.model_executor.layers.quantization.nvfp4_csf.sizes import readable
 from vllm.model_executor.layers.quantization.nvfp4_csf.streams import stream_ops
 
 if TYPE_CHECKING:
@@ -98,10 +99,15 @@ class CsfOwner:
         compressed = sum(layer.nbytes for layer in self.layers)
         scratch = self.scratch_bytes
         saved = plain - compressed - scratch
+        balance = (
+            f"{readable(saved)} saved"
+            if saved >= 0
+            else f"the scratch outweighs the saving: {readable(-saved)} more than plain scales take"
+        )
         return (
             f"NVFP4-CSF: block scales of {len(self.layers)} MoE layers on this rank: {plain} bytes plain, {compressed} "
             f"bytes compressed ({100 * compressed / plain:.1f} %), {scratch} bytes of shared scratch; "
-            f"{saved / 1e9:.3f} GB saved"
+            f"{balance}"
         )
 
     @property
