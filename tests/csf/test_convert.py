@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from b12x_overlay.csf import cli, convert, files
-from b12x_overlay.csf.core import codec, container, shards
+from b12x_overlay.csf import cli, convert, files, restore, workfolder
+from b12x_overlay.csf.core import codec, container, readable, shards
 from b12x_overlay.paths import REPO
 from csf import checkpoints
 from safetensors import safe_open
@@ -173,7 +174,7 @@ cli.main(sys.argv[1:])
     command = [sys.executable, "-c", script, str(source), str(tmp_path / "csf")]
     environment = {**os.environ, "PYTHONPATH": str(REPO / "scripts")}
     assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
-    work = tmp_path / ".csf.partial"
+    work = tmp_path / ".csf.partial" / "payload"
     assert [p.name for p in (work / "receipts").iterdir()] == [
         "model-00001-of-00003.safetensors.json"
     ]
@@ -181,8 +182,237 @@ cli.main(sys.argv[1:])
     assert not (tmp_path / "csf").exists()
     assert run(source, tmp_path / "csf") == 0
     assert run("--verify", tmp_path / "csf") == 0
-    assert not work.exists()
+    assert not work.parent.exists()
     assert not [name for name in files_of(tmp_path / "csf") if name.endswith(".tmp")]
+
+
+BOOKKEEPING = ("job.json", "payload", "manifest.json.tmp", "lock")
+
+
+@pytest.fixture
+def named_like_bookkeeping(source: Path) -> Path:
+    """A source whose own files have the names that the commands use beside their results."""
+    for name in BOOKKEEPING:
+        (source / name).write_text(f'{{"user": "{name}"}}')
+    return source
+
+
+@pytest.mark.parametrize("stopped_at", [None, 0, 1])
+def test_files_named_like_the_bookkeeping_come_back(
+    named_like_bookkeeping: Path, tmp_path: Path, monkeypatch, stopped_at: int | None
+) -> None:
+    """After a stop, too: a later run finds its own job, not the user's job.json."""
+    source, box, calls = named_like_bookkeeping, tmp_path / "csf", []
+    real = {"_convert_shard": convert._convert_shard, "source_bytes": restore.source_bytes}
+
+    def stopping(name):
+        def run_or_stop(*arguments):
+            if len(calls) == stopped_at:
+                raise KeyboardInterrupt
+            calls.append(name)
+            return real[name](*arguments)
+
+        return run_or_stop
+
+    def run_until_done(module, name, *arguments) -> None:
+        if stopped_at is not None:
+            calls.clear()
+            monkeypatch.setattr(module, name, stopping(name))
+            assert run(*arguments) == 130
+            monkeypatch.setattr(module, name, real[name])
+        assert run(*arguments) == 0
+
+    run_until_done(convert, "_convert_shard", source, box)
+    run_until_done(restore, "source_bytes", "--restore", box, tmp_path / "back")
+    assert files_of(tmp_path / "back") == files_of(source)
+    assert run("--verify", box) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["back", "csf", "source"]
+
+
+def test_a_serving_folder_holds_files_named_like_the_bookkeeping(
+    named_like_bookkeeping: Path, made: Path, tmp_path: Path
+) -> None:
+    assert run("--serving-folder", made, tmp_path / "serve") == 0
+    for name in BOOKKEEPING:
+        assert (tmp_path / "serve" / name).read_text() == f'{{"user": "{name}"}}'
+
+
+def test_a_partial_folder_of_the_old_layout_is_refused(
+    source: Path, tmp_path: Path, capsys
+) -> None:
+    """It kept the result beside job.json, which had the same words without the layout's number."""
+    work = workfolder.work_path(tmp_path / "csf")
+    (work / "tensors").mkdir(parents=True)
+    paths = sorted(source.glob("*.safetensors")) + [
+        source / name for name in ("config.json", "model.safetensors.index.json", "tokenizer.json")
+    ]
+    job = {
+        "what": "convert", "source": str(source), "family": "qwen3_moe_nvfp4",
+        "files": workfolder.fingerprint(paths),
+    }  # fmt: skip
+    (work / "job.json").write_text(json.dumps(job))
+    assert run(source, tmp_path / "csf") == 3
+    assert f"run the command again after rm -r {work}" in capsys.readouterr().err
+    assert (work / "tensors").is_dir()
+
+
+def test_what_a_kill_after_the_rename_leaves_does_not_stop_the_next_job(
+    source: Path, tmp_path: Path
+) -> None:
+    work = workfolder.work_path(tmp_path / "csf")
+    work.mkdir()
+    (work / "job.json").write_text('{"what": "something else"}')
+    assert run(source, tmp_path / "csf") == 0
+    assert not work.exists()
+
+
+def test_printed_commands_can_be_pasted(source: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    """Where a path holds a space and what a shell would expand."""
+    place = tmp_path / "my $models; x"
+    place.mkdir()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(convert, "_convert_shard", interrupt)
+    run(source, place / "csf")
+    monkeypatch.undo()
+    os.utime(source / "config.json", (1, 1))
+    run(source, place / "csf")
+    hint = capsys.readouterr().err.rpartition("after ")[2]
+    assert shlex.split(hint) == ["rm", "-r", str(place / ".csf.partial")]
+    run(source, place / "no such" / "csf")
+    hint = capsys.readouterr().err.rpartition("next: ")[2]
+    assert shlex.split(hint) == ["mkdir", "-p", str(place / "no such")]
+    shutil.rmtree(place / ".csf.partial")
+
+    def change(*arguments):
+        os.utime(source / "config.json", (2, 2))
+        return real(*arguments)
+
+    real = convert._convert_shard
+    monkeypatch.setattr(convert, "_convert_shard", change)
+    assert run(source, place / "csf") == 3
+    said = capsys.readouterr().err
+    assert "files changed while they were read" in said
+    assert shlex.split(said.rpartition("after ")[2]) == ["rm", "-r", str(place / ".csf.partial")]
+    monkeypatch.undo()
+    shutil.rmtree(place / ".csf.partial")
+    assert run(source, place / "csf") == 0
+    assert cli.main(["--serving-folder", str(place / "csf"), str(place / "serve")]) == 0
+    words = shlex.split(capsys.readouterr().out)
+    assert words[:4] == ["VLLM_B12X_MOE_FP4_FORCE_A16=1", "vllm", "serve", str(place / "serve")]
+
+
+MIXED = "MIXED_PRECISION"
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "is_forced"),
+    [
+        (["NVFP4"], True),
+        (["W4A16_NVFP4"], False),
+        ([MIXED, "NVFP4", "FP8"], True),
+        ([MIXED, "W4A16_NVFP4", "FP8"], False),
+        ([MIXED, "W4A16_NVFP4", "NVFP4"], True),
+    ],
+)
+@pytest.mark.parametrize("nested", [True, False])
+def test_the_serve_command_forces_w4a16_where_the_source_needs_it(
+    source: Path, tmp_path: Path, capsys, algorithms, is_forced, nested
+) -> None:
+    quantization = {"quant_algo": algorithms[0]}
+    if algorithms[1:]:
+        quantization["quantized_layers"] = {
+            f"model.layers.{number}.mlp.experts": {"quant_algo": name}
+            for number, name in enumerate(algorithms[1:])
+        }
+    if nested:
+        quantization = {"quantization": quantization}
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "modelopt", **quantization}
+    (source / "config.json").write_text(json.dumps(config))
+    assert run(source, tmp_path / "csf") == 0
+    capsys.readouterr()
+    assert cli.main(["--serving-folder", str(tmp_path / "csf"), str(tmp_path / "serve")]) == 0
+    force = "VLLM_B12X_MOE_FP4_FORCE_A16=1 " if is_forced else ""
+    assert capsys.readouterr().out == (
+        f"{force}vllm serve {tmp_path / 'serve'} --quantization nvfp4_csf --load-format nvfp4_csf "
+        "--moe-backend b12x\n"
+    )
+
+
+def test_a_serving_folder_takes_no_weights(source: Path, tmp_path: Path, capsys) -> None:
+    """Weights in another form beside the index, as Mistral's repositories have them."""
+    weights = {
+        "consolidated.safetensors", "consolidated.safetensors.index.json", "pytorch_model-00001-of-00002.bin",
+        "pytorch_model.bin.index.json", "model-Q4.GGUF",
+    }  # fmt: skip
+    others = {"chat_template.jinja", "tokenizer.model", "generation_config.json", "params.json"}
+    for name in weights | others:
+        (source / name).write_text(name)
+    assert run(source, tmp_path / "csf") == 0
+    capsys.readouterr()
+    assert cli.main(["--serving-folder", str(tmp_path / "csf"), str(tmp_path / "serve")]) == 0
+    said = capsys.readouterr().err
+    found = {path.name for path in (tmp_path / "serve").iterdir()}
+    assert found == others | {"config.json", "tokenizer.json"}
+    assert "left out, weights" in said and all(name in said for name in weights)
+    assert run("--restore", tmp_path / "csf", tmp_path / "back") == 0
+    assert files_of(tmp_path / "back") == files_of(source)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_serving_folder_of_damaged_metadata_is_refused(
+    made: Path, tmp_path: Path, capsys, name: str
+) -> None:
+    path = made / "metadata" / name
+    path.write_bytes(path.read_bytes() + b" ")
+    assert run("--serving-folder", made, tmp_path / "serve") == 1
+    assert f"{path}: SHA-256 differs from manifest.json" in capsys.readouterr().err
+    assert not (tmp_path / "serve").exists()
+
+
+@pytest.mark.parametrize("action", [None, "--info", "--verify", "--restore", "--serving-folder"])
+@pytest.mark.parametrize("what", ["no such folder", "not a folder"])
+def test_a_missing_source_is_a_usage_error(tmp_path: Path, capsys, action, what: str) -> None:
+    gone = tmp_path / "gone"
+    if what == "not a folder":
+        gone.touch()
+    target = [] if action in ("--info", "--verify") else [tmp_path / "out"]
+    assert run(*([action] if action else []), gone, *target) == 2
+    said = capsys.readouterr().err
+    assert f"{gone}: {what}" in said
+    assert "damaged" not in said and "fault" not in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("action", ["--verify", "--restore", "--serving-folder"])
+def test_an_ordinary_checkpoint_is_no_damaged_container(
+    source: Path, tmp_path: Path, capsys, action: str
+) -> None:
+    target = [] if action == "--verify" else [tmp_path / "out"]
+    assert run(action, source, *target) == 2
+    said = capsys.readouterr().err
+    assert f"{source}: not a CSF container" in said and "damaged" not in said
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"), (999, "999 B"), (1000, "1.000 KB"), (999_999_999, "1.000 GB"), (12_345_678, "12.346 MB"),
+        (9_500_000_000, "9.500 GB"), (-40_000, "-40.000 KB"),
+    ],
+)  # fmt: skip
+def test_sizes_have_the_unit_that_fits(nbytes: int, text: str) -> None:
+    assert readable(nbytes) == text
+
+
+def test_small_models_have_sizes(source: Path, tmp_path: Path, capsys) -> None:
+    assert cli.main([str(source), str(tmp_path / "csf")]) == 0
+    shown = capsys.readouterr()
+    assert f"12 scale tensors, {readable(2 * 2 * 3 * 128)} -> " in shown.out
+    assert "0.000" not in shown.out + shown.err
 
 
 def test_a_changed_source_is_not_continued(
@@ -212,7 +442,7 @@ def test_a_full_disk_keeps_finished_shards(
     monkeypatch.setattr(files.HashingWriter, "write", write)
     assert run(source, tmp_path / "csf") == 4
     assert "the disk is full" in capsys.readouterr().err
-    assert len(list((tmp_path / ".csf.partial" / "receipts").iterdir())) == 2
+    assert len(list((tmp_path / ".csf.partial" / "payload" / "receipts").iterdir())) == 2
     assert not list(tmp_path.rglob(".*.tmp"))
     monkeypatch.undo()
     assert run(source, tmp_path / "csf") == 0
@@ -327,7 +557,10 @@ REFUSED = [
     (drop_tensor, "is missing, model.safetensors.index.json places it there"),
     (double_tensor, "and again in"),
     (wrong_scale_shape, "its weight asks for [32, 4]"),
-    (no_weight, "down_proj.weight beside it"),
+    (
+        no_weight,
+        "-of-00003.safetensors: model.layers.0.mlp.experts.1.down_proj.weight_scale: the checkpoint has no",
+    ),
     (leave_folder, "is not a plain *.safetensors file name"),
     (lambda s: first(s).write_bytes(b"abc"), "truncated or not safetensors: 3 bytes"),
     (lambda s: first(s).unlink(), "00001-of-00003.safetensors: missing"),
@@ -494,6 +727,25 @@ def test_broken_containers_are_named(made: Path, capsys, damage, message) -> Non
     assert run("--verify", "--json", made) == 1
     faults = json.loads(capsys.readouterr().out)["faults"]
     assert any(message in fault for fault in faults), faults
+
+
+def test_a_stream_that_does_not_decode_is_named_by_file_and_byte(
+    made: Path, tmp_path: Path, capsys
+) -> None:
+    name = "model.layers.1.mlp.experts.1.down_proj.weight_scale"
+    for shard in sorted((made / "tensors").iterdir()):
+        entry = container.read_header(shard).entries.get(name + container.FIXED)
+        if entry is not None:
+            break
+    data = bytearray(shard.read_bytes())
+    data[entry.begin + 1] = 255
+    shard.write_bytes(data)
+    redo_hash(made, shard.name)
+    wanted = f"{shard}: {name}: fixed stream, byte 1: byte {entry.begin + 1} of the file: base 255"
+    assert run("--restore", made, tmp_path / "back") == 1
+    assert wanted in capsys.readouterr().err
+    assert run("--verify", "--json", made) == 1
+    assert wanted in json.loads(capsys.readouterr().out)["faults"][0]
 
 
 def test_restore_of_a_broken_container_publishes_nothing(

@@ -6,8 +6,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from b12x_overlay.console import EXIT_CODE_HELP, Console, add_common_flags, console_from, guarded
+from b12x_overlay.console import (
+    EXIT_CODE_HELP,
+    CommandError,
+    Console,
+    add_common_flags,
+    console_from,
+    guarded,
+)
 from b12x_overlay.csf import convert, info, restore, serving, source
+from b12x_overlay.csf.core import container, readable
 from b12x_overlay.exitcodes import ExitCode
 
 _DESCRIPTION = """\
@@ -67,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(args: argparse.Namespace, console: Console) -> int:
     src: Path = args.src.absolute()
+    _check_source(args.action, src)
     if args.action == "verify":
         return _verify(src, console)
     if args.action == "info":
@@ -77,20 +86,43 @@ def _run(args: argparse.Namespace, console: Console) -> int:
         done = restore.restore(src, dst, console)
         console.say(f"{dst}: {done['shards']} shards, every SHA-256 as recorded")
     elif args.action == "serving-folder":
-        done = serving.write_serving_folder(src, dst)
-        console.say(
-            f"vllm serve {dst} --quantization nvfp4_csf --load-format nvfp4_csf --moe-backend b12x"
-        )
+        done = serving.write_serving_folder(src, dst, console)
+        console.say(str(done["command"]))
     else:
         checkpoint = source.open_source(src)
         family = args.family or _family(checkpoint.config)
         done = convert.convert(checkpoint, dst, console, family=family, revision=args.revision)
         console.say(
-            f"{dst}: {done['scale_tensors']} scale tensors, {done['scale_bytes'] / 1e9:.3f} -> "
-            f"{done['compressed_bytes'] / 1e9:.3f} GB ({100 * done['ratio']:.1f} %)"
+            f"{dst}: {done['scale_tensors']} scale tensors, {readable(done['scale_bytes'])} -> "
+            f"{readable(done['compressed_bytes'])} ({100 * done['ratio']:.1f} %)"
         )
     console.json({"action": args.action, "src": str(src), "dst": str(dst), **done})
     return ExitCode.OK
+
+
+def _check_source(action: str, src: Path) -> None:
+    """Tell a wrong SRC, which is the caller's slip, from a checkpoint that is at fault.
+
+    Raises:
+        CommandError: no such folder, or one without anything of a container where a container is needed.
+    """
+    if not src.is_dir():
+        what = "not a folder" if src.exists() else "no such folder"
+        raise CommandError(
+            f"{src}: {what}",
+            code=ExitCode.USAGE,
+            reason="usage",
+            hint="give SRC as it lies on disk",
+        )
+    needs_container = action in ("restore", "verify", "serving-folder")
+    parts = (container.MANIFEST, container.CONTRACT, "tensors")
+    if needs_container and not any((src / part).exists() for part in parts):
+        raise CommandError(
+            f"{src}: not a CSF container, there is no {', '.join(parts[:-1])} or {parts[-1]} in it",
+            code=ExitCode.USAGE,
+            reason="usage",
+            hint=f"--{action} takes the folder that convert-csf SRC DST wrote",
+        )
 
 
 def _verify(src: Path, console: Console) -> int:
@@ -99,7 +131,7 @@ def _verify(src: Path, console: Console) -> int:
     for fault in faults:
         console.say(console.paint(fault, "red"))
     if faults:
-        console.say(f"{src}: {len(faults)} faults")
+        console.say(f"{src}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}")
         return ExitCode.DIFFERENT
     console.say(f"{src}: every shard decodes to its source, bit for bit")
     return ExitCode.OK

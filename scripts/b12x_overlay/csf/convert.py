@@ -28,6 +28,7 @@ from b12x_overlay.csf.core import (
     ShardRecord,
     codec,
     container,
+    readable,
     shards,
 )
 from b12x_overlay.csf.files import (
@@ -42,7 +43,7 @@ from b12x_overlay.csf.files import (
     write_json,
 )
 from b12x_overlay.csf.source import Source, hidden_layers
-from b12x_overlay.csf.workfolder import fingerprint, finish, work_path, working
+from b12x_overlay.csf.workfolder import fingerprint, finish, remove_command, working
 
 _SPOOL = 256 << 20
 FOLDERS = ("metadata", "tensors", "receipts")
@@ -81,10 +82,10 @@ def convert(
                 started = time.monotonic()
                 record = _convert_shard(work, header, source.compressed)
                 seconds = time.monotonic() - started
-                rate = record.source_file_bytes / 1e6 / max(seconds, 1e-9)
+                rate = int(record.source_file_bytes / max(seconds, 1e-9))
                 console.progress(
-                    f"{label}: {record.source_file_bytes / 1e9:.3f} -> "
-                    f"{record.target_file_bytes / 1e9:.3f} GB, {rate:.0f} MB/s"
+                    f"{label}: {readable(record.source_file_bytes)} -> "
+                    f"{readable(record.target_file_bytes)}, {readable(rate)}/s"
                 )
             else:
                 console.progress(f"{label}: done by an earlier run")
@@ -92,7 +93,7 @@ def convert(
         if fingerprint(files) != job["files"]:
             raise CommandError(
                 f"{source.root}: files changed while they were read",
-                hint=f"rm -r {work_path(target)}, then run the command again",
+                hint=f"run the command again after {remove_command(target)}",
             )
         summary = _summary(work, source, records)
         _write_documents(work, source, records, metadata, family, revision, summary)

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from b12x_overlay.console import CommandError
+from b12x_overlay.csf.core import readable
 from b12x_overlay.exitcodes import ExitCode
 
 BLOCK = 8 << 20
@@ -92,7 +93,7 @@ def explain_disk(work: Path, again: str) -> Iterator[None]:
             raise
         free = shutil.disk_usage(work).free if work.exists() else 0
         raise CommandError(
-            f"{work}: the disk is full ({free / 1e9:.1f} GB free); finished shards are kept there",
+            f"{work}: the disk is full ({readable(free)} free); finished shards are kept there",
             code=ExitCode.FAILED,
             reason="disk-full",
             hint=again,
@@ -104,7 +105,7 @@ def refuse_small_disk(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise CommandError(
-            f"{folder}: {free / 1e9:.2f} GB free, about {needed / 1e9:.2f} GB needed",
+            f"{folder}: {readable(free)} free, about {readable(needed)} needed",
             reason="disk-full",
             hint="free space or choose another destination, then run the command again",
         )

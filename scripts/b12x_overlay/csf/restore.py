@@ -26,6 +26,7 @@ from b12x_overlay.csf.core import (
     ShardRecord,
     codec,
     container,
+    readable,
     shards,
 )
 from b12x_overlay.csf.files import (
@@ -103,13 +104,11 @@ def restore(root: Path, target: Path, console: Console) -> dict[str, Any]:
     job = {"what": "restore", "source": str(root), "files": fingerprint(paths)}
     with working(target, job, ()) as work, explain_disk(work, "run the command again"):
         total = sum(record.source_file_bytes for record in box.shards)
-        done = sum(path.stat().st_size for path in work.glob("*.safetensors"))
+        kept = (work / record.file for record in box.shards)
+        done = sum(path.stat().st_size for path in kept if path.is_file())
         refuse_small_disk(work, total - done)
-        for name, wanted in box.metadata.items():
-            if copy_whole(root / "metadata" / name, work / name) != wanted:
-                raise _fault(
-                    f"{root / 'metadata' / name}: SHA-256 differs from {container.MANIFEST}"
-                )
+        for name in box.metadata:
+            copy_metadata(box, name, work)
         for number, record in enumerate(box.shards, 1):
             label = f"[{number}/{len(box.shards)}] {record.file}"
             if _is_done(work / record.file, record):
@@ -122,11 +121,34 @@ def restore(root: Path, target: Path, console: Console) -> dict[str, Any]:
                     raise _fault(
                         f"{box.shard_path(record.file)}: decodes to other bytes than the source had"
                     )
-            console.progress(
-                f"{label}: {record.source_file_bytes / 1e9:.3f} GB, SHA-256 as recorded"
-            )
+            console.progress(f"{label}: {readable(record.source_file_bytes)}, SHA-256 as recorded")
         finish(work, target)
     return {"shards": len(box.shards), "source_bytes": total}
+
+
+def read_metadata(box: Container, name: str) -> bytes:
+    """One of the source's other files, a small one.
+
+    Raises:
+        CommandError: its SHA-256 is not the recorded one.
+        FileNotFoundError: the source had no such file.
+    """
+    path = box.root / "metadata" / name
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != box.metadata.get(name):
+        raise _fault(f"{path}: SHA-256 differs from {container.MANIFEST}")
+    return data
+
+
+def copy_metadata(box: Container, name: str, folder: Path) -> None:
+    """Copy one of the source's other files into *folder*.
+
+    Raises:
+        CommandError: its SHA-256 is not the recorded one.
+    """
+    path = box.root / "metadata" / name
+    if copy_whole(path, folder / name) != box.metadata[name]:
+        raise _fault(f"{path}: SHA-256 differs from {container.MANIFEST}")
 
 
 def source_bytes(box: Container, record: ShardRecord) -> Iterator[Bytes]:
@@ -149,7 +171,8 @@ def source_bytes(box: Container, record: ShardRecord) -> Iterator[Bytes]:
             if location.exceptions is None:
                 yield as_bytes(shards.read_tensor(header, name))
             else:
-                yield _decoded(location, receipt["scales"][name], path)
+                with container.placed(location.place):
+                    yield _decoded(location, receipt["scales"][name], path)
     except (ContainerError, ShardError, CsfStreamError) as error:
         raise _fault(str(error)) from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:

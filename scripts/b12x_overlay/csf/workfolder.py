@@ -2,7 +2,8 @@
 """The folder a run works in until its result is whole, so that a later run can go on where this one stopped.
 
 It lies beside the destination as ``.<name>.partial`` (same file system, so that the final rename is atomic). Its
-``job.json`` says what is being made of which source files; a run that finds another job there refuses.
+``job.json`` says what is being made of which source files; a run that finds another job there refuses. The result
+grows in a folder of its own below (`_PAYLOAD`), because its files have names that users chose, ``job.json`` included.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,18 @@ from b12x_overlay.csf.files import publish, write_json
 
 _JOB = "job.json"
 _LOCK = ".lock"
+_PAYLOAD = "payload"
+_LAYOUT = 2  # 1, without the number, kept the payload beside the job; it is refused as another job
 
 
 def work_path(target: Path) -> Path:
     """Where a run that makes *target* works."""
     return target.with_name(f".{target.name}.partial")
+
+
+def remove_command(target: Path) -> str:
+    """What removes the work folder of *target*, to be pasted into a shell."""
+    return f"rm -r {shlex.quote(str(work_path(target)))}"
 
 
 def fingerprint(paths: list[Path]) -> dict[str, list[int]]:
@@ -39,9 +48,9 @@ def fingerprint(paths: list[Path]) -> dict[str, list[int]]:
 
 @contextmanager
 def working(target: Path, job: dict[str, Any], folders: tuple[str, ...]) -> Iterator[Path]:
-    """A locked work folder for *target*, new or from an interrupted run of the same *job*.
+    """The payload folder for *target*, new or from an interrupted run of the same *job*; locked.
 
-    A run that fails before it has written anything takes the folder that it has made away again.
+    A run that fails before it has written anything takes the work folder that it has made away again.
 
     Raises:
         CommandError: the target exists or lies in the source, another run is at work, or the folder belongs to another
@@ -56,7 +65,9 @@ def working(target: Path, job: dict[str, Any], folders: tuple[str, ...]) -> Iter
             hint="choose a destination elsewhere",
         )
     if not target.parent.is_dir():
-        raise CommandError(f"{target.parent}: no such folder", hint=f"mkdir -p {target.parent}")
+        raise CommandError(
+            f"{target.parent}: no such folder", hint=f"mkdir -p {shlex.quote(str(target.parent))}"
+        )
     work = work_path(target)
     is_new = not work.exists()
     work.mkdir(exist_ok=True)
@@ -67,39 +78,42 @@ def working(target: Path, job: dict[str, Any], folders: tuple[str, ...]) -> Iter
             raise CommandError(
                 f"{work}: another run is making {target}", hint="wait for it"
             ) from None
-        _claim(work, job)
-        for folder in folders:
-            (work / folder).mkdir(exist_ok=True)
+        _claim(target, {"layout": _LAYOUT, **job})
+        payload = work / _PAYLOAD
+        for folder in (payload, *(payload / folder for folder in folders)):
+            folder.mkdir(exist_ok=True)
         try:
-            yield work
+            yield payload
         except CommandError:
-            if is_new and _holds_nothing(work):
+            if is_new and all(path.is_dir() for path in payload.rglob("*")):
                 shutil.rmtree(work)
             raise
 
 
-def finish(work: Path, target: Path) -> None:
-    """Remove what is only for going on, and give the folder its final name."""
-    (work / _JOB).unlink()
-    (work / _LOCK).unlink()
-    publish(work, target)
+def finish(payload: Path, target: Path) -> None:
+    """Give *payload* its final name and remove what was only for going on."""
+    publish(payload, target)
+    work = payload.parent
+    with suppress(
+        OSError
+    ):  # the result is whole; what stays after a kill here, the next run takes over
+        (work / _JOB).unlink()
+        (work / _LOCK).unlink()
+        work.rmdir()
 
 
-def _holds_nothing(work: Path) -> bool:
-    return all(path.is_dir() or path.name in (_JOB, _LOCK) for path in work.rglob("*"))
-
-
-def _claim(work: Path, job: dict[str, Any]) -> None:
+def _claim(target: Path, job: dict[str, Any]) -> None:
+    work = work_path(target)
     path = work / _JOB
+    if {entry.name for entry in work.iterdir()} <= {_JOB, _LOCK, f".{_JOB}.tmp"}:
+        write_json(path, job)  # nothing made yet, so whatever job was here has nothing to lose
+        return
     try:
         before = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        write_json(path, job)
-        return
-    except ValueError:
-        before = None
+    except (FileNotFoundError, ValueError):
+        before = None  # not this program's: it writes the job first
     if before != job:
         raise CommandError(
-            f"{work} holds an unfinished run of other input (or the source has changed since)",
-            hint=f"rm -r {work}",
+            f"{work} holds an unfinished run of other input or of an older convert-csf (or the source has changed since)",
+            hint=f"run the command again after {remove_command(target)}",
         )
