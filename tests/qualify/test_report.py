@@ -181,6 +181,15 @@ def test_the_result_satisfies_the_printed_schema(comparison, capsys):
         jsonschema.validate(broken, schema)
 
 
+def test_reports_of_another_file_have_its_name(comparison, qualify, tmp_path):
+    shutil.copy(comparison.folder / "result.json", tmp_path / "before.json")
+    (tmp_path / "report.md").write_text("mine")
+    done = qualify("report", str(tmp_path / "before.json"))
+    assert (tmp_path / "report.md").read_text() == "mine"
+    assert (tmp_path / "before.md").exists()
+    assert f"reports: {tmp_path / 'before.html'}, before.md, before.json" in done.out
+
+
 def test_report_again_with_other_limits(comparison, qualify, tmp_path):
     strict = tmp_path / "strict.toml"
     strict.write_text("[ratio]\nprefill_ratio_min = 1e9\n[question.a4]\nprefill_ratio_min = 1e9\n")

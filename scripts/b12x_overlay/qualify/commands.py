@@ -23,7 +23,7 @@ from b12x_overlay.qualify.measure import measure
 from b12x_overlay.qualify.plan_options import plan_from
 from b12x_overlay.qualify.progress import Progress
 from b12x_overlay.qualify.redact import Secrets
-from b12x_overlay.qualify.report import write_reports
+from b12x_overlay.qualify.report import report_names, write_reports
 from b12x_overlay.qualify.schema import Arm, Result
 from b12x_overlay.qualify.settings import load_thresholds
 from b12x_overlay.qualify.sides import Side
@@ -123,7 +123,8 @@ def _measure(
 def _finish(options: argparse.Namespace, result: Result, store: Store) -> int:
     """Save, write the reports, print the summary; the verdict as an exit code."""
     write_reports(store.put(result), store)
-    print_summary(console_from(options), result, store.folder)
+    files = [*(store.folder / name for name in report_names(store)), store.path]
+    print_summary(console_from(options), result, files)
     if options.json:
         print(store.path.read_text(encoding="utf-8"), end="")
     failed = {"fail", "incomplete"} | ({"inconclusive"} if options.strict else set())

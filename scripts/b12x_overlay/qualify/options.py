@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
 
     report = commands.add_parser(
         "report",
-        help="write report.md and report.html again, with other limits if given",
+        help="write report.md and report.html again, with other limits if given (of another file NAME.json: NAME.md, NAME.html)",
         formatter_class=_Formatter,
     )
     report.add_argument("result", type=Path, help="result.json or its folder")

@@ -13,16 +13,21 @@ from b12x_overlay.qualify.needle_counts import outcome_counts
 from b12x_overlay.qualify.plots import plots
 from b12x_overlay.qualify.promises import QUESTIONS
 from b12x_overlay.qualify.schema import Line, NeedleOutcome, Result
-from b12x_overlay.qualify.store import Store
+from b12x_overlay.qualify.store import RESULT, Store
 from b12x_overlay.qualify.summary import figure, interval, shown
 
-MARKDOWN, HTML = "report.md", "report.html"
+
+def report_names(store: Store) -> tuple[str, str]:
+    """The page and the summary: of ``result.json`` report.html and report.md, of another file ones of its name."""
+    stem = "report" if store.path.name == RESULT else store.path.stem
+    return f"{stem}.html", f"{stem}.md"
 
 
 def write_reports(result: Result, store: Store) -> None:
     """Render both reports into the result's folder."""
-    store.write(MARKDOWN, markdown(result))
-    store.write(HTML, html(result))
+    page, summary = report_names(store)
+    store.write(summary, markdown(result))
+    store.write(page, html(result))
 
 
 def markdown(result: Result) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from b12x_overlay.console import Console
@@ -50,8 +51,8 @@ def shown(line: Line) -> str:
     return figure(line.value, line.unit) + unit
 
 
-def print_summary(console: Console, result: Result, folder: Path) -> None:
-    """The table of lines and where the reports are."""
+def print_summary(console: Console, result: Result, files: Sequence[Path]) -> None:
+    """The table of lines and where the files are: page, summary and result."""
     rows = [
         (line.title, shown(line), interval(line), line.limit or "", line.verdict.value)
         for line in result.lines
@@ -75,4 +76,6 @@ def print_summary(console: Console, result: Result, folder: Path) -> None:
             )
     console.say()
     verdict = console.paint(result.verdict, _COLOURS.get(result.verdict, "bold"))
-    console.say(f"verdict: {verdict}    reports: {folder / 'report.html'}, report.md, result.json")
+    console.say(
+        f"verdict: {verdict}    reports: {files[0]}, {', '.join(file.name for file in files[1:])}"
+    )
