@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import b12x_overlay.csf.core  # noqa: F401 - makes the package importable as nvfp4_csf
 import pytest
 from b12x_overlay.paths import build_dir
+from csf import checkpoints
+from csf.convert_support import BOOKKEEPING, run
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +38,23 @@ def vllm() -> ModuleType:
     import vllm
 
     return vllm
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    checkpoints.small(tmp_path / "source")
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def made(source: Path, tmp_path: Path) -> Path:
+    assert run(source, tmp_path / "csf") == 0
+    return tmp_path / "csf"
+
+
+@pytest.fixture
+def named_like_bookkeeping(source: Path) -> Path:
+    """A source whose own files have the names that the commands use beside their results."""
+    for name in BOOKKEEPING:
+        (source / name).write_text(f'{{"user": "{name}"}}')
+    return source
