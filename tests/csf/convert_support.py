@@ -34,7 +34,7 @@ def add_tensor(root: Path, name: str, tensor: torch.Tensor) -> None:
     (root / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-BOOKKEEPING = ("job.json", "payload", "manifest.json.tmp", "lock")
+BOOKKEEPING = ("job.json", "payload", "manifest.json", "manifest.json.tmp", "lock")
 
 
 def edit_header(path: Path, edit) -> None:

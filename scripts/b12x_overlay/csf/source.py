@@ -62,7 +62,7 @@ def open_source(root: Path) -> Source:
     Raises:
         CommandError: not an ordinary NVFP4 checkpoint, or a damaged one.
     """
-    if (root / container.MANIFEST).exists():
+    if _is_container(root):
         raise CommandError(
             f"{root} is a CSF container already",
             hint="give an ordinary checkpoint, or use --restore, --verify or --info",
@@ -81,6 +81,16 @@ def open_source(root: Path) -> Source:
     ordered = [headers[path] for path in sorted(headers)]
     chosen = _select(root, locations, config)
     return Source(root, ordered, chosen, *_others(root, set(headers)), config)
+
+
+def _is_container(root: Path) -> bool:
+    """A file called manifest.json is no proof: other tools write one, too."""
+    manifest = root / container.MANIFEST
+    if not manifest.is_file():
+        return False
+    return (
+        root / container.CONTRACT
+    ).exists() or container.SCHEMA.encode() in manifest.read_bytes()
 
 
 def read_config(root: Path) -> dict[str, Any]:
