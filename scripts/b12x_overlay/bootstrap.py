@@ -24,6 +24,7 @@ from typing import NoReturn
 from b12x_overlay.exitcodes import ExitCode
 from b12x_overlay.paths import REPO, REQUIREMENTS, build_dir
 
+MOST_WARNINGS = 3
 _MARK = ".complete"
 
 
@@ -128,11 +129,21 @@ def _requirement_files(name: str) -> list[tuple[Path, list[str]]]:
 
 
 def _run(command: list[str], hint: str) -> None:
-    result = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    if result.returncode != 0:
-        detail = (result.stderr or result.stdout).strip()
+    """Run *command*; its first warnings are shown as they come, or a network that pip waits for would look like work."""
+    lines: list[str] = []
+    warnings = 0
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("WARNING"):
+                warnings += 1
+                if warnings <= MOST_WARNINGS:
+                    _say(f"  {line.rstrip()}")
+    if process.returncode != 0:
+        detail = "".join(lines).strip()
         raise SetupError(f"{hint}\n{detail}" if detail else hint)
 
 

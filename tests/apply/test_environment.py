@@ -115,6 +115,15 @@ def test_environment_follows_both_requirement_files(
     assert len({plain, with_more, bootstrap.environment("x")}) == 3
 
 
+def test_warnings_are_shown_while_the_command_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    """pip retries an index that it cannot reach for minutes."""
+    code = "print('quiet'); print('WARNING: Retrying\\n' * 9, flush=True); raise SystemExit({})"
+    bootstrap._run([sys.executable, "-c", code.format(0)], "hint")
+    assert capfd.readouterr().err == "  WARNING: Retrying\n" * bootstrap.MOST_WARNINGS
+    with pytest.raises(bootstrap.SetupError, match=r"hint\nquiet\nWARNING: Retrying"):
+        bootstrap._run([sys.executable, "-c", code.format(1)], "hint")
+
+
 def test_every_requirement_is_pinned() -> None:
     for file in (REPO / "scripts" / "requirements").glob("*.txt"):
         for line in file.read_text(encoding="utf-8").splitlines():
