@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
+import pytest
 import torch
-from b12x_overlay.csf import cli, files
+from b12x_overlay.csf import cli, convert, files
 from safetensors.torch import load_file, save_file
 
 MAIN = "import sys; from b12x_overlay.csf import cli; sys.exit(cli.main(sys.argv[1:]))"
@@ -81,3 +83,15 @@ def edit_json(path: Path, edit) -> None:
 
 def some_shard(made: Path) -> Path:
     return sorted((made / "tensors").iterdir())[0]
+
+
+def interrupt_then_change(monkeypatch: pytest.MonkeyPatch, source: Path, target: Path) -> None:
+    """An interrupted run, after which the source is another one."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(convert, "_convert_shard", interrupt)
+        run(source, target)
+    os.utime(source / "config.json", (1, 1))

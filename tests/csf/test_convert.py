@@ -24,6 +24,7 @@ from csf.convert_support import (
     add_tensor,
     edit_header,
     files_of,
+    interrupt_then_change,
     run,
 )
 from safetensors import safe_open
@@ -113,13 +114,7 @@ def test_printed_commands_can_be_pasted(source: Path, tmp_path: Path, monkeypatc
     place = tmp_path / "my $models; x"
     place.mkdir()
 
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(convert, "_convert_shard", interrupt)
-    run(source, place / "csf")
-    monkeypatch.undo()
-    os.utime(source / "config.json", (1, 1))
+    interrupt_then_change(monkeypatch, source, place / "csf")
     run(source, place / "csf")
     hint = capsys.readouterr().err.rpartition("after ")[2]
     assert shlex.split(hint) == ["rm", "-r", str(place / ".csf.partial")]

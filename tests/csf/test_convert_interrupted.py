@@ -16,6 +16,7 @@ from b12x_overlay.csf import convert, files, restore, workfolder
 from b12x_overlay.paths import REPO
 from csf.convert_support import (
     files_of,
+    interrupt_then_change,
     run,
 )
 
@@ -136,13 +137,7 @@ def test_what_a_kill_after_the_rename_leaves_does_not_stop_the_next_job(
 def test_a_changed_source_is_not_continued(
     source: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(convert, "_convert_shard", interrupt)
-    run(source, tmp_path / "csf")
-    monkeypatch.undo()
-    os.utime(source / "config.json", (1, 1))
+    interrupt_then_change(monkeypatch, source, tmp_path / "csf")
     assert run(source, tmp_path / "csf") == 3
     assert f"rm -r {tmp_path / '.csf.partial'}" in capsys.readouterr().err
 

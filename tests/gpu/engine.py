@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gpu import vllm_stubs
+
 PROMPTS = [
     list(range(1, 6)),
     list(range(1, 41)),
@@ -29,18 +31,8 @@ SEEDS = {"model": 0, "other": 7}
 
 
 def serve(spec: dict[str, Any]) -> dict[str, Any]:
-    os.environ.update(
-        HF_HUB_OFFLINE="1",
-        VLLM_NO_USAGE_STATS="1",
-        VLLM_HAS_FLASHINFER_CUBIN="1",
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_USE_FLASHINFER_SAMPLER="0",
-        VLLM_USE_V2_MODEL_RUNNER="1" if spec["runner"] == "v2" else "0",
-        VLLM_B12X_MOE_FP4_FORCE_A16="1",
-    )
+    os.environ.update(vllm_stubs.environment(v2=spec["runner"] == "v2"))
     import vllm  # noqa: F401 - the stand-ins replace parts of it
-
-    from gpu import vllm_stubs
 
     vllm_stubs.install()
     from csf import checkpoints

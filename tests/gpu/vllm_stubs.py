@@ -40,6 +40,19 @@ _views: list[Any] = []
 """Pinned tensors whose device views are in use."""
 
 
+def environment(*, v2: bool) -> dict[str, str]:
+    """Variables of a process that runs engines on these stand-ins, with the V2 or the V1 model runner."""
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HAS_FLASHINFER_CUBIN": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_USE_V2_MODEL_RUNNER": str(int(v2)),
+        "VLLM_B12X_MOE_FP4_FORCE_A16": "1",
+    }
+
+
 def write_files(root: Path) -> None:
     """Write the modules into the unpacked vLLM tree at *root*."""
     for name, text in FILES.items():

@@ -180,15 +180,20 @@ def test_an_unwell_server_is_not_a_new_one(qualify, metrics):
     assert not any(block["decode"] for block in done.result["blocks"])
 
 
+def server_script(folder: Path) -> tuple[int, str]:
+    """A port, and a script around a server on it that is not replaced by the server."""
+    port, script = free_port(), folder / "serve.sh"
+    script.write_text(f"#!/bin/sh\n{sys.executable} {FAKE} {port}\necho ended\n")
+    script.chmod(0o755)
+    return port, str(script)
+
+
 def test_a_server_behind_a_script_is_awaited(qualify, tmp_path, monkeypatch):
     """The script ends at once when it is told to; the server takes its time and holds the address."""
     monkeypatch.setenv("FAKE_LINGER", "1.5")
-    port = free_port()
-    script = tmp_path / "serve.sh"
-    script.write_text(f"#!/bin/sh\n{sys.executable} {FAKE} {port}\necho ended\n")
-    script.chmod(0o755)
+    port, script = server_script(tmp_path)
     done = qualify(
-        "ab", f"http://127.0.0.1:{port}", "--restart", str(script), "--env-b", "X=1", "--restart-timeout", "30", *QUICK,
+        "ab", f"http://127.0.0.1:{port}", "--restart", script, "--env-b", "X=1", "--restart-timeout", "30", *QUICK,
     )  # fmt: skip
     assert done.result["status"] == "complete", done.err
     with socket.socket() as probe:
@@ -198,12 +203,9 @@ def test_a_server_behind_a_script_is_awaited(qualify, tmp_path, monkeypatch):
 def test_a_server_that_ignores_the_signal_is_killed(qualify, tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_LINGER", "1000")
     monkeypatch.setattr(restart, "_TERM_SECONDS", 1.0)
-    port = free_port()
-    script = tmp_path / "serve.sh"
-    script.write_text(f"#!/bin/sh\n{sys.executable} {FAKE} {port}\necho ended\n")
-    script.chmod(0o755)
+    port, script = server_script(tmp_path)
     done = qualify(
-        "ab", f"http://127.0.0.1:{port}", "--restart", str(script), "--env-b", "X=1", "--restart-timeout", "30", *QUICK,
+        "ab", f"http://127.0.0.1:{port}", "--restart", script, "--env-b", "X=1", "--restart-timeout", "30", *QUICK,
     )  # fmt: skip
     assert done.result["status"] == "complete", done.err
 

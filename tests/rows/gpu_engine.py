@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from gpu import vllm_stubs
 
 from rows import gpu_layer
 
@@ -216,15 +217,7 @@ def serve(
 
 def set_up(runner: str, sync_check: str | None = None, device: str = "cuda") -> None:
     """Set the environment of the process's engines and install the stand-ins, before vLLM is used."""
-    os.environ.update(
-        HF_HUB_OFFLINE="1",
-        VLLM_NO_USAGE_STATS="1",
-        VLLM_HAS_FLASHINFER_CUBIN="1",
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_USE_FLASHINFER_SAMPLER="0",
-        VLLM_USE_V2_MODEL_RUNNER=str(int(runner == "V2")),
-        VLLM_B12X_MOE_FP4_FORCE_A16="1",
-    )
+    os.environ.update(vllm_stubs.environment(v2=runner == "V2"))
     if sync_check:
         os.environ["VLLM_GPU_SYNC_CHECK"] = sync_check
     if device == "cpu":
@@ -233,7 +226,6 @@ def set_up(runner: str, sync_check: str | None = None, device: str = "cuda") -> 
         cpu_engine.start_with_reference()
     else:
         import vllm  # noqa: F401 - the stand-ins replace parts of it
-        from gpu import vllm_stubs
 
         vllm_stubs.install()
         gpu_layer.warm_up_on_any_device()

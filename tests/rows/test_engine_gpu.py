@@ -91,7 +91,8 @@ def test_prefill_steps_beside_graphs(folder: Path, runner: str, name: str) -> No
 @pytest.mark.gpu
 @pytest.mark.parametrize("runner", ["V1", "V2"])
 def test_packed_weights_side_by_side(folder: Path, runner: str) -> None:
-    """The rows that are not A4 run on the packed kernels, and the modes are as without the switch."""
+    """Every layer holds both, and the modes are as without the switch. That W4A16 rows then equal an unarmed layer's bit
+    for bit is tests/rows/test_calls.py's."""
     result = way(folder, f"{runner}-keep-packed", "armed")
     check_modes(result)
     assert result["packed"] == result["layers"]

@@ -10,6 +10,7 @@ values at load). vLLM looks for "ModelOpt" in the class name when it loads scale
 from __future__ import annotations
 
 import weakref
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -88,11 +89,13 @@ class CsfModelOptNvFp4FusedMoE(ModelOptNvFp4FusedMoE):
         self._build_moe_kernel(layer)
         setattr(layer, _DONE, True)
 
+    @abstractmethod
     def _prepare(self, layer: Any) -> Prepared:
-        raise NotImplementedError
+        """*layer*'s weights as the dual plan wants them."""
 
+    @abstractmethod
     def _planes(self, layer: Any, prepared: Prepared) -> tuple[ScalePlanes, ScalePlanes]:
-        raise NotImplementedError
+        """The compressed scales of w13 and w2 on *layer*'s device."""
 
 
 class CsfCompressingModelOptNvFp4FusedMoE(CsfModelOptNvFp4FusedMoE):
