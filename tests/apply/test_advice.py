@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from apply.factory import PYTHON, Project, Series, lay, lay_installed
+from apply.wheels import wheel
 
 MARKER = "vllm/b12x_patchset.py"
 
@@ -166,8 +167,6 @@ def test_a_damaged_archive_is_to_be_removed_only_where_it_was_fetched_to(
 def test_a_full_disk_while_writing_a_wheel_is_one_message(
     made: Project, tmp_path: Path, series: Series
 ) -> None:
-    from apply.test_wheel import wheel
-
     path = wheel(tmp_path, {**series.base, "vllm/big.py": os.urandom(1 << 16)})
     limited = f'ulimit -f 16; exec "$0" "$1" --target "$2" --output "{tmp_path / "out"}"'
     done = subprocess.run(

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from csf.test_method import csf, loaded  # noqa: F401 - a fixture
+from csf.method_support import loaded
 
 
 @pytest.fixture
-def model(csf) -> SimpleNamespace:  # noqa: F811
+def model(csf) -> SimpleNamespace:
     """Two compressed layers that have settled their order."""
     layers = [loaded(csf, "compress", number) for number in range(2)]
     order = csf.scope.scales_of(layers[0].nvfp4_csf).owner

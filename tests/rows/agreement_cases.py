@@ -61,7 +61,6 @@ def _rank(
     from support.moe_layer import make_layer
 
     from rows import harness
-    from rows.test_arming import start
 
     os.environ.update(environment)
     torch.set_num_threads(1)
@@ -76,7 +75,7 @@ def _rank(
     group = parallel_state._TP
     group.world_size, group.cpu_group = of, torch.distributed.group.WORLD
     try:
-        start(*layers)
+        harness.start(*layers)
         queue.put((number, ""))
     except Exception as error:
         queue.put((number, f"{type(error).__name__}: {error}"))

@@ -6,9 +6,12 @@ The layer's method and experts are vLLM's own (patched); only b12x is the refere
 
 from __future__ import annotations
 
+import logging
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -108,3 +111,30 @@ def call(layer: Any, batch: Batch) -> torch.Tensor:
 
 def experts_of(layer: Any) -> Any:
     return layer.quant_method.moe_kernel.fused_experts
+
+
+def start(*layers: Any, draft: bool = False) -> None:
+    """What the model loader does with *layers* once their weights are loaded."""
+    from vllm.model_executor.model_loader.utils import process_weights_after_loading
+
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList(layers)
+    model_config = SimpleNamespace(
+        runner_type="draft" if draft else "generate",
+        quantization="modelopt",
+        dtype=torch.bfloat16,
+        word_embeddings_untied_by_checkpoint=False,
+    )
+    process_weights_after_loading(model, model_config, torch.device("cpu"))
+
+
+def warnings(log: list[logging.LogRecord]) -> list[str]:
+    return [record.getMessage() for record in log if record.levelno >= logging.WARNING]
+
+
+def random_ranges(rng: random.Random, rows: int) -> list[tuple[int, int]]:
+    """Ordered disjoint ranges anywhere in the step, adjacent ones too, from none to one row each."""
+    cuts = sorted(rng.sample(range(rows + 1), k=min(rows + 1, 2 * rng.choice((1, 1, 2, 3, 7)))))
+    if len(cuts) % 2:
+        cuts.pop()
+    return [(lo, hi) for lo, hi in zip(cuts[::2], cuts[1::2], strict=True) if lo < hi]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,21 +15,6 @@ from rows import harness
 
 GEOMETRY = Geometry()
 DUAL, STOCK = "DualPlanExperts", "B12xExperts"
-
-
-def start(*layers: Any, draft: bool = False) -> None:
-    """What the model loader does with *layers* once their weights are loaded."""
-    from vllm.model_executor.model_loader.utils import process_weights_after_loading
-
-    model = torch.nn.Module()
-    model.layers = torch.nn.ModuleList(layers)
-    model_config = SimpleNamespace(
-        runner_type="draft" if draft else "generate",
-        quantization="modelopt",
-        dtype=torch.bfloat16,
-        word_embeddings_untied_by_checkpoint=False,
-    )
-    process_weights_after_loading(model, model_config, torch.device("cpu"))
 
 
 def loaded(number: int = 0, algo: str = "NVFP4", calibrated: bool = True, **more: Any) -> Any:
@@ -45,19 +29,15 @@ def kind(layer: Any) -> tuple[str, str]:
     return type(experts).__name__, experts._quant_mode
 
 
-def warnings(log: list[logging.LogRecord]) -> list[str]:
-    return [record.getMessage() for record in log if record.levelno >= logging.WARNING]
-
-
 def lines(log: list[logging.LogRecord]) -> str:
     return "\n".join(record.getMessage() for record in log)
 
 
 def test_calibrated_with_force_a16_is_armed(armed: None, a4_log: list[logging.LogRecord]) -> None:
     layers = [loaded(0), loaded(1)]
-    start(*layers)
+    harness.start(*layers)
     assert [kind(layer) for layer in layers] == [(DUAL, "w4a16")] * 2
-    assert not warnings(a4_log)
+    assert not harness.warnings(a4_log)
     summary = lines(a4_log)
     assert "2 of 2 MoE layers armed" in summary
     assert "flashinfer-python" in summary
@@ -69,7 +49,7 @@ def test_off_takes_the_unpatched_path(
     for value in (None, "0", "-4", "", " "):
         switches(arm=value, force_a16="1")
         layer = loaded()
-        start(layer)
+        harness.start(layer)
         assert kind(layer) == (STOCK, "w4a16"), value
     assert not a4_log
 
@@ -77,9 +57,9 @@ def test_off_takes_the_unpatched_path(
 def test_without_force_a16(switches: Callable[..., None], a4_log: list[logging.LogRecord]) -> None:
     switches(arm="1")
     layers = [loaded(0), loaded(1)]
-    start(*layers)
+    harness.start(*layers)
     assert [kind(layer) for layer in layers] == [(STOCK, "nvfp4")] * 2
-    (warning,) = warnings(a4_log)
+    (warning,) = harness.warnings(a4_log)
     assert "VLLM_B12X_MOE_FP4_FORCE_A16" in warning
     assert "model.layers.0.mlp.experts, model.layers.1.mlp.experts" in warning
 
@@ -91,7 +71,7 @@ def test_weight_only_is_never_armed(
     layer = loaded(algo="W4A16_NVFP4", calibrated=False)
     layer.w13_input_scale.data.fill_(leftover)
     layer.w2_input_scale.data.fill_(leftover)
-    start(layer)
+    harness.start(layer)
     assert kind(layer) == (STOCK, "w4a16")
     assert lines(a4_log).count("W4A16_NVFP4") == 1
 
@@ -100,9 +80,9 @@ def test_mixed_precision(armed: None, a4_log: list[logging.LogRecord]) -> None:
     """Target layers calibrated, MTP layers weight-only: normal, so INFO, and the line names the layer."""
     layers = [loaded(0), loaded(1)]
     mtp = loaded(2, algo="W4A16_NVFP4", calibrated=False)
-    start(*layers, mtp)
+    harness.start(*layers, mtp)
     assert [kind(layer) for layer in (*layers, mtp)] == [(DUAL, "w4a16")] * 2 + [(STOCK, "w4a16")]
-    assert not warnings(a4_log)
+    assert not harness.warnings(a4_log)
     assert "2 of 3 MoE layers armed" in lines(a4_log)
     assert "model.layers.2.mlp.experts not armed: weight-only layer" in lines(a4_log)
 
@@ -110,13 +90,13 @@ def test_mixed_precision(armed: None, a4_log: list[logging.LogRecord]) -> None:
 @pytest.mark.parametrize("algo", ["NVFP4", "W4A16_NVFP4"])
 def test_draft_model_is_not_armed(armed: None, a4_log: list[logging.LogRecord], algo: str) -> None:
     layer = loaded(3, algo=algo, calibrated=algo == "NVFP4")
-    start(layer, draft=True)
+    harness.start(layer, draft=True)
     assert kind(layer) == (STOCK, "w4a16")
-    assert not warnings(a4_log)
+    assert not harness.warnings(a4_log)
     assert "draft model: none of 1" in lines(a4_log)
     assert "model.layers.3.mlp.experts" in lines(a4_log)
     target = loaded(0)
-    start(target)
+    harness.start(target)
     assert kind(target) == (DUAL, "w4a16"), "a draft model must not disarm the next one"
 
 
@@ -129,7 +109,7 @@ def test_other_backend(armed: None, a4_log: list[logging.LogRecord]) -> None:
         arming.arm_layer(layer.quant_method, layer)
         assert getattr(layer, "b12x_dual_plan", None) is None
     report.finish_model(torch.nn.ModuleList(layers), is_draft=False)
-    (warning,) = warnings(a4_log)
+    (warning,) = harness.warnings(a4_log)
     assert "--moe-backend b12x" in warning
     assert "EMULATION" in warning
 
@@ -161,7 +141,7 @@ def test_compressed_tensors(armed: None, a4_log: list[logging.LogRecord]) -> Non
             else:
                 parameter.data.fill_(0.01)
         layers.append(layer)
-    start(*layers)
+    harness.start(*layers)
     assert [kind(layer) for layer in layers] == [(STOCK, "w4a16")] * 2
     assert lines(a4_log).count("compressed-tensors") == 1
 
@@ -182,9 +162,9 @@ def test_one_unusable_value_disarms_its_layer(
         else broken.w13_input_scale[:, ("gate", "up").index(where)]
     )
     scale.data[5] = value
-    start(broken, whole)
+    harness.start(broken, whole)
     assert [kind(broken), kind(whole)] == [(STOCK, "w4a16"), (DUAL, "w4a16")]
-    (warning,) = warnings(a4_log)
+    (warning,) = harness.warnings(a4_log)
     assert "model.layers.0.mlp.experts not armed" in warning
     assert f"in 1 of {GEOMETRY.E} experts" in warning
 
@@ -193,7 +173,7 @@ def test_all_ones_is_upstreams_placeholder(armed: None) -> None:
     layer = loaded()
     layer.w13_input_scale.data.fill_(1.0)
     layer.w2_input_scale.data.fill_(1.0)
-    start(layer)
+    harness.start(layer)
     assert kind(layer) == (STOCK, "w4a16")
 
 
@@ -203,7 +183,7 @@ def test_scales_that_b12x_gets(armed: None) -> None:
     w13, w2 = layer.w13_input_scale.data.clone(), layer.w2_input_scale.data.clone()
     w13[3, 1] = 0.5  # the widest calibrated range, in one half of one expert
     layer.w13_input_scale.data.copy_(w13)
-    start(layer)
+    harness.start(layer)
     prepared = harness.experts_of(layer)._prepared_experts
     assert prepared.a1_gscale.equal(torch.full((GEOMETRY.E,), 2.0))
     assert prepared.a2_gscale.equal(1.0 / w2)
@@ -213,7 +193,7 @@ def test_scales_that_b12x_gets(armed: None) -> None:
 
 def test_zero_copy(armed: None) -> None:
     layer = loaded()
-    start(layer)
+    harness.start(layer)
     prepared = harness.experts_of(layer)._prepared_experts
     native = prepared.representation.value
     for name, ours in (("w13", "w1"), ("w2", "w2")):
@@ -235,17 +215,17 @@ def test_layers_that_a4_cannot_run(armed: None, a4_log: list[logging.LogRecord],
     layer = loaded(apply_router_weight_on_input=what == "router weights")
     if what == "needs silu":
         layer.activation = MoEActivation.SWIGLUOAI_UNINTERLEAVE
-    start(layer)
+    harness.start(layer)
     assert kind(layer)[0] == STOCK
-    assert what in warnings(a4_log)[0]
+    assert what in harness.warnings(a4_log)[0]
 
 
 def test_fp16_is_not_armed(armed: None, a4_log: list[logging.LogRecord]) -> None:
     layer = make_layer("NVFP4", Geometry(dtype=torch.float16))
     harness.fill(layer)
-    start(layer)
+    harness.start(layer)
     assert kind(layer) == (STOCK, "w4a16")
-    assert "torch.float16" in warnings(a4_log)[0]
+    assert "torch.float16" in harness.warnings(a4_log)[0]
 
 
 def test_unequal_gate_and_up_scales_are_reported(
@@ -253,9 +233,9 @@ def test_unequal_gate_and_up_scales_are_reported(
 ) -> None:
     layer = loaded()
     layer.w13_weight_scale_2.data[2, 1] *= 10
-    start(layer)
+    harness.start(layer)
     assert kind(layer)[0] == DUAL
-    (warning,) = warnings(a4_log)
+    (warning,) = harness.warnings(a4_log)
     assert "differ in 1 experts" in warning
     assert "factor of 10" in warning
 
@@ -281,8 +261,8 @@ def test_summary_says_what_graphs_replay(
 
 
 def test_no_moe_layers(armed: None, a4_log: list[logging.LogRecord]) -> None:
-    start()
-    assert "no NVFP4 MoE layers" in warnings(a4_log)[0]
+    harness.start()
+    assert "no NVFP4 MoE layers" in harness.warnings(a4_log)[0]
 
 
 @pytest.mark.parametrize("flag", ["--offload-group-size", "--cpu-offload-gb"])
@@ -295,7 +275,7 @@ def test_weight_offloading_stops_the_start(armed: None, flag: str) -> None:
     else:
         config.offload_config.prefetch.offload_group_size = 2
     with set_current_vllm_config(config), pytest.raises(ValueError, match=flag):
-        start(loaded())
+        harness.start(loaded())
 
 
 def test_configuration_without_row_types_is_not_armed(
@@ -307,7 +287,7 @@ def test_configuration_without_row_types_is_not_armed(
     config.cache_config.kv_sharing_fast_prefill = True
     layer = loaded()
     with set_current_vllm_config(config):
-        start(layer)
+        harness.start(layer)
     assert kind(layer) == (STOCK, "w4a16")
     assert "--kv-sharing-fast-prefill" in lines(a4_log)
 
@@ -315,7 +295,7 @@ def test_configuration_without_row_types_is_not_armed(
 def test_keep_packed_holds_both(switches: Callable[..., None]) -> None:
     switches(arm="1", force_a16="1", keep_packed="1")
     layer = loaded()
-    start(layer)
+    harness.start(layer)
     experts = harness.experts_of(layer)
     packed, native = experts._packed_experts, experts._prepared_experts
     assert packed.plan.quant_modes == {"w4a16"}
@@ -323,7 +303,7 @@ def test_keep_packed_holds_both(switches: Callable[..., None]) -> None:
     assert native.w1_fp4.data_ptr() == layer.w13_weight.data_ptr()
     stock = loaded()
     switches(force_a16="1")
-    start(stock)
+    harness.start(stock)
     expected = harness.experts_of(stock)._prepared_experts
     assert packed.w1_fp4.equal(expected.w1_fp4), "packed weights must be upstream's"
     assert packed.w2_blockscale.view(torch.uint8).equal(expected.w2_blockscale.view(torch.uint8))

@@ -12,14 +12,6 @@ import torch
 from rows import harness
 
 
-def random_ranges(rng: random.Random, rows: int) -> list[tuple[int, int]]:
-    """Ordered disjoint ranges anywhere in the step, adjacent ones too, from none to one row each."""
-    cuts = sorted(rng.sample(range(rows + 1), k=min(rows + 1, 2 * rng.choice((1, 1, 2, 3, 7)))))
-    if len(cuts) % 2:
-        cuts.pop()
-    return [(lo, hi) for lo, hi in zip(cuts[::2], cuts[1::2], strict=True) if lo < hi]
-
-
 def pure_results(layer: Any, batch: harness.Batch, rows: int) -> tuple[Any, Any]:
     with harness.step(None):
         w4a16 = harness.call(layer, batch)
@@ -50,7 +42,7 @@ def test_random_batches(
         w4a16, a4 = pure_results(layer, batch, rows)
         assert not w4a16.equal(a4), "the two modes must differ for the comparison to mean anything"
         for _ in range(20):
-            ranges = random_ranges(rng, rows)
+            ranges = harness.random_ranges(rng, rows)
             reference.launches.clear()
             with harness.step(rows, ranges):
                 mixed = harness.call(layer, batch)

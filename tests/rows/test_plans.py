@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rows import harness
-from rows.test_mixed_steps import random_ranges
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +101,11 @@ def test_locked_workspace(switches: Any, reference: Any, keep_packed: str | None
         _locked_workspace(64, layer, geometry)
         for rows in (*range(1, 65, 3), 64):
             batch = harness.make_batch(rows, geometry, rows)
-            for ranges in ([(0, rows)], random_ranges(rng, rows), random_ranges(rng, rows)):
+            for ranges in (
+                [(0, rows)],
+                harness.random_ranges(rng, rows),
+                harness.random_ranges(rng, rows),
+            ):
                 with harness.step(rows, ranges):
                     harness.call(layer, batch)
         assert {launch.a4 for launch in reference.launches} == {True, False}

@@ -50,18 +50,16 @@ def test_public_bind_proves_nothing(provider: Any) -> None:
 def test_layers_without_or_with_other_abilities(
     armed: None, reference: Any, a4_log: list[logging.LogRecord], options: dict[str, bool]
 ) -> None:
-    from rows.test_arming import start, warnings
-
     other = reference_b12x.install(**options)
     layers = [_layer(number) for number in range(2)]
-    start(*layers)
+    harness.start(*layers)
     names = {type(harness.experts_of(layer)).__name__ for layer in layers}
     if options.get("a4_prefill"):
         assert names == {"DualPlanExperts"}
-        assert not warnings(a4_log)
+        assert not harness.warnings(a4_log)
     else:
         assert names == {"B12xExperts"}
-        (warning,) = warnings(a4_log)
+        (warning,) = harness.warnings(a4_log)
         assert "TPMoEScratchPlan.bind(a4_prefill=)" in warning
     assert not other.launches
 
@@ -142,11 +140,9 @@ def test_nothing_is_probed_without_a_switch(provider: Any) -> None:
 def test_contradicting_switches_disarm(
     switches: Callable[..., None], reference: Any, a4_log: list[logging.LogRecord]
 ) -> None:
-    from rows.test_arming import start, warnings
-
     switches(arm="1", force_a16="1", fork="0")
     reference_b12x.install(a4_prefill=True)
     layer = _layer(0)
-    start(layer)
+    harness.start(layer)
     assert type(harness.experts_of(layer)).__name__ == "B12xExperts"
-    assert "B12X_W4A16_A4_PREFILL=0 forbids it" in warnings(a4_log)[0]
+    assert "B12X_W4A16_A4_PREFILL=0 forbids it" in harness.warnings(a4_log)[0]
