@@ -18,7 +18,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from b12x_overlay.exitcodes import ExitCode
 
@@ -120,6 +120,23 @@ class Console:
             if name:
                 line = line[: len(line) - len(row[-1])] + self.paint(row[-1], name)
             _write(self.out, f"{line}\n")
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose usage errors are JSON too where ``--json`` was among the arguments."""
+
+    _seen: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does it; remembers the arguments for ``error``."""
+        self._seen = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Usage and *message* on stderr, the error as JSON on stdout if asked for, exit code 2."""
+        hint = f"{self.prog} --help"
+        _error_as_json(Console(as_json="--json" in self._seen), "usage", message, hint)
+        super().error(message)
 
 
 def add_common_flags(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -70,6 +71,33 @@ def test_closed_descriptors(made: Project, site: Path, closing: str, flags: str)
         capture_output=True, env=made.env, check=False,
     )  # fmt: skip
     assert (done.returncode, b"Traceback" in done.stderr) == (1, False)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("apply-patches", "--nonsense", "--json"),
+        ("apply-patches", "revert", "--commit", "--json"),  # found after parsing
+        ("doctor", "--color", "red", "--json"),
+        ("build-image", "--json", "--nonsense"),
+        ("changes", "nonsense", "--json"),
+        ("changes", "new", "--json", "--nonsense"),
+        ("sync-beta", "--json", "--land", "--push"),
+        ("convert-csf", "--json"),
+        ("qualify", "run", "--json"),
+    ],
+    ids=" ".join,
+)
+def test_a_usage_error_is_json_too(words: tuple[str, ...]) -> None:
+    command = [PYTHON, str(REPO / "scripts" / words[0]), *words[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert (error["reason"], error["next"][-7:]) == ("usage", " --help")
+    assert f"error: {error['message']}" in done.stderr
+    plain = [word for word in command if word != "--json"]
+    done = subprocess.run(plain, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 @pytest.mark.parametrize("name", ["apply-patches", "doctor", "build-image"])

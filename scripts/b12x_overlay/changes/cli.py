@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from b12x_overlay.changes import commands, creating
 from b12x_overlay.changes.model import NO_ACTION, SECTIONS
 from b12x_overlay.changes.place import add_place_flags
-from b12x_overlay.console import EXIT_CODE_HELP, add_common_flags, console_from, guarded
+from b12x_overlay.console import EXIT_CODE_HELP, Parser, add_common_flags, console_from, guarded
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="scripts/changes", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=EXIT_CODE_HELP,
         description="Release fragments: one JSON file in changes/ for each user-visible change.",
     )  # fmt: skip
@@ -78,9 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _verb(
-    verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
-) -> argparse.ArgumentParser:
+def _verb(verbs: argparse._SubParsersAction[Parser], name: str, text: str) -> Parser:
     verb = verbs.add_parser(
         name, help=text, description=text[0].upper() + text[1:] + ".", epilog=EXIT_CODE_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -10,6 +10,7 @@ from b12x_overlay.console import (
     EXIT_CODE_HELP,
     CommandError,
     Console,
+    Parser,
     add_common_flags,
     console_from,
     guarded,
@@ -46,7 +47,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="convert-csf",
         description=_DESCRIPTION,
         epilog=_EXAMPLES + EXIT_CODE_HELP,

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from b12x_overlay.console import Console, add_common_flags, console_from, guarded
+from b12x_overlay.console import Console, Parser, add_common_flags, console_from, guarded
 from b12x_overlay.doctor.examine import Question, Report, examine
 from b12x_overlay.doctor.report import show
 from b12x_overlay.exitcodes import ExitCode
@@ -94,7 +94,7 @@ def _capability(text: str) -> tuple[int, int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="doctor",
         usage="doctor [options] [-- vllm serve MODEL ...]",
         description=_DESCRIPTION,

@@ -8,7 +8,14 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from b12x_overlay.console import CommandError, Console, add_common_flags, console_from, guarded
+from b12x_overlay.console import (
+    CommandError,
+    Console,
+    Parser,
+    add_common_flags,
+    console_from,
+    guarded,
+)
 from b12x_overlay.exitcodes import ExitCode
 from b12x_overlay.image import check, content, engines, expected, plan, programs, receipt
 from b12x_overlay.image.content import ContentError
@@ -144,7 +151,7 @@ def _programs(folder: Path, console: Console) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="scripts/build-image",
         description=_DESCRIPTION,
         epilog=_EPILOG,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from b12x_overlay.console import Console, add_common_flags, console_from, guarded
+from b12x_overlay.console import Console, Parser, add_common_flags, console_from, guarded
 from b12x_overlay.exitcodes import ExitCode
 from b12x_overlay.image import integrity, manifest
 from b12x_overlay.image.expected import Expected, load_or_refuse
@@ -37,7 +37,7 @@ exit codes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``verify`` and return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="verify",
         description=_DESCRIPTION,
         epilog=_EPILOG,

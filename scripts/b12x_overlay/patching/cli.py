@@ -38,7 +38,7 @@ targets:
 
 def parser() -> argparse.ArgumentParser:
     """The argument parser; ``--help`` is the command's manual."""
-    made = argparse.ArgumentParser(
+    made = consoles.Parser(
         prog="scripts/apply-patches",
         description="Apply this project's patch set and overlay to vLLM, check it, take it off again.",
         epilog=_VERBS + consoles.EXIT_CODE_HELP,

@@ -3,7 +3,8 @@
 
 A commit belongs to the patch that its message's last ``Patch: NAME`` line names; the series is what lies between
 HEAD and the first commit without such a line. Nothing is written unless everything fits, and no patch is ever
-deleted. Overlay files edited in the checkout come back too, unless overlay/ was edited as well.
+deleted. Overlay files edited in the checkout come back too. What was changed here since the checkout was in step
+(``instep``) is never overwritten.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from typing import Any
 
 from b12x_overlay.console import CommandError, Console
 from b12x_overlay.exitcodes import ExitCode
-from b12x_overlay.patching import diff, gitrepo, hunks, patchset, pinfile, recorded
+from b12x_overlay.patching import diff, gitrepo, hunks, instep, patchset, pinfile
 from b12x_overlay.patching.entry import Entry
 from b12x_overlay.patching.gitrepo import Checkout
+from b12x_overlay.patching.instep import InStep
 from b12x_overlay.patching.patchset import MARKER, PatchSetError, TouchedFile
 from b12x_overlay.paths import OVERLAY, PATCHES
 
@@ -64,8 +66,11 @@ def command(args: argparse.Namespace, console: Console) -> int:
     series = _series(made)
     _check_names(made, [name for _, name in series], list(claims))
     exported = [_export(made, commit, name, claims) for commit, name in series]
+    in_step = instep.load(made)
     writes = {PATCHES / f"{one.name}.patch": one.data for one in exported}
-    writes |= _overlay_back(made, claims)
+    _refuse_newer_patches(made, in_step, writes)
+    overlay, same = _overlay_back(made, claims, in_step)
+    writes |= overlay
     pin = PATCHES / patchset.PIN_FILE
     writes[pin] = pinfile.with_files(pin.read_bytes(), [(one.name, one.files) for one in exported])
     changed = [
@@ -74,6 +79,8 @@ def command(args: argparse.Namespace, console: Console) -> int:
     if not args.dry_run:
         _write({path: writes[path] for path in changed})
         _check_result()
+        held = {_below(path): data for path, data in writes.items() if path != pin} | same
+        instep.save(made, held)
     return _report(args, console, exported, changed)
 
 
@@ -170,31 +177,59 @@ def _checked(made: Checkout, commit: str, name: str, data: bytes) -> Iterator[To
         ) from error
 
 
-def _overlay_back(made: Checkout, claims: dict[str, tuple[str, ...]]) -> dict[Path, bytes]:
-    """Overlay files that were edited in the checkout; a file edited on both sides is refused."""
-    old = recorded.from_marker(made.read(MARKER))
+def _refuse_newer_patches(made: Checkout, in_step: InStep, writes: dict[Path, bytes]) -> None:
+    """Refuse to overwrite patches that were changed here since the checkout got its series."""
+    if not in_step.marked:
+        return
+    newer = [
+        _below(path)
+        for path, data in writes.items()
+        if path.exists()
+        and (mine := path.read_bytes()) != data
+        and not in_step.knows(_below(path), patchset.sha256(mine))
+    ]
+    if newer:
+        raise CommandError(
+            f"{', '.join(newer)} changed here since {made.root} got its series (by an edit, a pull or an export from "
+            "another checkout); exporting would take that back",
+            reason="newer-patch",
+            hint="apply the set to a fresh checkout and move the edits there; if the checkout's version is the right "
+            f"one after all: rm {shlex.join(newer)}, then export again",
+        )
+
+
+def _overlay_back(
+    made: Checkout, claims: dict[str, tuple[str, ...]], in_step: InStep
+) -> tuple[dict[Path, bytes], dict[str, bytes]]:
+    """Overlay files edited in the checkout, and those that are the same here; edited on both sides is refused."""
     listed = made.run("ls-tree", "-r", "-z", "--name-only", "HEAD", "--", "vllm").decode(
         errors="surrogateescape"
     )
     result: dict[Path, bytes] = {}
+    same: dict[str, bytes] = {}
     for path in listed.split("\0")[:-1]:
         if not any(_claimed(path, names) for names in claims.values()):
             continue
         theirs = made.read(path)
         assert isinstance(theirs, Entry)
         place = OVERLAY / path
+        name = _below(place)
         mine = patchset.sha256(place.read_bytes()) if place.exists() else None
-        base = old.overlay.get(path) if old else None
-        if theirs.sha256 in (mine, base):
-            continue
-        if mine != base:
+        if theirs.sha256 == mine:
+            same[name] = theirs.data
+        elif in_step.knows(name, mine):
+            result[place] = theirs.data
+        elif not in_step.knows(name, theirs.sha256):
             raise CommandError(
-                f"overlay/{path} differs from the checkout's {path}, and both differ from what was applied",
+                f"overlay/{path} differs from the checkout's {path}, and both differ from what was applied or exported",
                 reason="overlay-conflict",
                 hint=f"merge them by hand: diff {place} {made.root / path}",
             )
-        result[place] = theirs.data
-    return result
+    return result, same
+
+
+def _below(path: Path) -> str:
+    return path.relative_to(PATCHES.parent).as_posix()
 
 
 def _claimed(path: str, claims: tuple[str, ...]) -> bool:
@@ -227,8 +262,7 @@ def _check_result() -> None:
 def _report(
     args: argparse.Namespace, console: Console, exported: list[Exported], changed: list[Path]
 ) -> int:
-    root = PATCHES.parent
-    names = [path.relative_to(root).as_posix() for path in changed]
+    names = [_below(path) for path in changed]
     code = ExitCode.DIFFERENT if args.dry_run and changed else ExitCode.OK
     outcome = "unchanged" if not changed else "would export" if args.dry_run else "exported"
     document: dict[str, Any] = {

@@ -9,7 +9,7 @@ from typing import Any
 from b12x_overlay.patching import manifest
 from b12x_overlay.patching.diff import PatchFormatError, parse, safe_path
 from b12x_overlay.patching.entry import Entry, Found
-from b12x_overlay.patching.patchset import MARKER, Chain, Step
+from b12x_overlay.patching.patchset import MARKER, Chain, Step, sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,8 @@ class Recorded:
     chains: dict[str, Chain]
     overlay: dict[str, str]
     """Overlay files with their sha256."""
+    patches: dict[str, str]
+    """Patch names with the sha256 of their files."""
 
 
 def from_marker(found: Found) -> Recorded | None:
@@ -57,6 +59,7 @@ def _recorded(document: dict[str, Any]) -> Recorded:
         str(document["pin"]["version"]),
         {_inside(path): tuple(chain) for path, chain in chains.items()},
         overlay,
+        {name: sha256(text) for name, text in texts.items()},
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from b12x_overlay.console import add_common_flags
+from b12x_overlay.console import Parser, add_common_flags
 from b12x_overlay.qualify.promises import QUESTIONS
 from b12x_overlay.qualify.settings import (
     DEFAULT_THRESHOLDS,
@@ -38,7 +38,7 @@ examples:
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="scripts/qualify", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EPILOG,
         description="Does this server do what the image promises? Measures prefill and decode speed, the needle "
         "checksum and degenerate output of an OpenAI-compatible server, compares two, and writes result.json, "

@@ -12,7 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from b12x_overlay.console import CommandError, Console, add_common_flags, console_from, guarded
+from b12x_overlay.console import (
+    CommandError,
+    Console,
+    Parser,
+    add_common_flags,
+    console_from,
+    guarded,
+)
 from b12x_overlay.exitcodes import ExitCode
 from b12x_overlay.git import require_version
 from b12x_overlay.lines import LINES_FILE, Keep, Lines, check_lines, read_lines
@@ -40,7 +47,7 @@ exit codes:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="scripts/sync-beta", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EPILOG,
         description="Bring beta the canonical changes that it lacks.",
     )  # fmt: skip

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from b12x_overlay.bootstrap import SetupError
-from b12x_overlay.console import CommandError, Console, add_common_flags, console_from, guarded
+from b12x_overlay.console import (
+    CommandError,
+    Console,
+    Parser,
+    add_common_flags,
+    console_from,
+    guarded,
+)
 from b12x_overlay.exitcodes import ExitCode
 from b12x_overlay.image.proof import steps, tools
 from b12x_overlay.paths import build_dir
@@ -26,9 +33,7 @@ root on a Debian or Ubuntu machine; its images live in build/image-proof and go 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``docker/prove`` and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="docker/prove", description=_DESCRIPTION, allow_abbrev=False
-    )
+    parser = Parser(prog="docker/prove", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument(
         "--install",
         action="store_true",
