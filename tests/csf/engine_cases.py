@@ -64,6 +64,46 @@ def refusals(starts: list[dict[str, Any]]) -> list[str]:
     return messages
 
 
+def refused_requests(model: str, folders: list[str]) -> dict[str, Any]:
+    """Requests that a running server refuses, and the logits of the same prompts before and after each."""
+    import os
+
+    os.environ["VLLM_B12X_MOE_FP4_FORCE_A16"] = "1"
+    engine, llm = start(model, quantization="nvfp4_csf", load_format="nvfp4_csf")
+
+    def logits() -> str:
+        engine.logits.clear()
+        llm.reset_prefix_cache()
+        engine.generate(llm, PROMPTS, max_tokens=2)
+        return digest(engine)
+
+    def message(request: Any) -> str:
+        try:
+            request()
+        except Exception as error:
+            return str(error)
+        return ""
+
+    found: dict[str, Any] = {"logits": [logits()], "messages": {}}
+    for folder in folders:
+        found["messages"][folder] = message(
+            lambda folder=folder: llm.collective_rpc(
+                "reload_weights", kwargs={"weights_path": folder}
+            )
+        )
+        found["logits"].append(logits())
+    found["messages"]["sleep"] = message(lambda: llm.sleep(level=2))
+    found["paused"] = llm.llm_engine.engine_core.engine_core.is_scheduler_paused()
+    found["logits"].append(logits())
+    found["messages"]["state"] = message(lambda: llm.collective_rpc(_state_dict))
+    stop(llm)
+    return found
+
+
+def _state_dict(worker: Any) -> int:
+    return len(worker.model_runner.model.state_dict())
+
+
 def stock_refusal(model: str) -> str:
     """The message with which vLLM without the patches fails on *model*."""
     from support import cpu_engine

@@ -338,6 +338,66 @@ def test_a_reload_from_another_folder_reads_that_folder(csf, made, tmp_path) -> 
     assert weights(csf, serve, [0])[name].dtype == torch.float8_e4m3fn
 
 
+def read_at(csf: Any, path: Any, model: Any, runner: str = "generate") -> Any:
+    """The call of a reload, without taking a tensor."""
+    from vllm.config.load import LoadConfig
+
+    load = csf.loader.Nvfp4CsfModelLoader(
+        LoadConfig(load_format="nvfp4_csf", use_tqdm_on_load=False)
+    )
+    config = SimpleNamespace(model=str(path), revision=None, runner_type=runner)
+    return load.get_all_weights(config, model)
+
+
+def served_model(csf: Any, made: Any) -> torch.nn.Module:
+    """A model that was loaded from *made*'s serving folder, with the quantization config that vLLM gave its modules."""
+    model = model_with(csf, [0, 1])
+    for module in model.children():
+        module.quant_config = SimpleNamespace(
+            nvfp4_csf=csf.config.CsfCheckpoint(made.container, True, str(made.serve))
+        )
+    return model
+
+
+def test_a_reload_from_no_csf_folder_is_refused_before_anything_is_touched(
+    csf, made, tmp_path
+) -> None:
+    """Not answered with the tensors of the checkpoint that is served already."""
+    model = served_model(csf, made)
+    for path, words in (
+        (made.source, "is an ordinary one"),
+        (made.container, "this is a container: give the folder"),
+        (tmp_path / "nowhere", "no folder on this machine"),
+    ):
+        with pytest.raises(ValueError, match=words) as caught:
+            read_at(csf, path, model)
+        assert str(path) in str(caught.value)
+
+
+def test_a_config_that_is_not_in_config_json_counts_for_its_own_path(csf, made, tmp_path) -> None:
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    model = model_with(csf, [0, 1])
+    model.layer0.quant_config = SimpleNamespace(
+        nvfp4_csf=csf.config.CsfCheckpoint(made.container, True, str(folder))
+    )
+    assert dict(read_at(csf, folder, model))
+    # A draft head of its own folder whose modules carry the target's config loads the ordinary way.
+    head = tmp_path / "head"
+    checkpoints.small(head, seed=5)
+    found = dict(read_at(csf, head, model, "draft"))
+    name = "model.layers.0.mlp.experts.0.up_proj.weight_scale"
+    assert found[name].dtype == torch.float8_e4m3fn
+
+
+def test_models_that_read_further_files_are_refused(csf, made) -> None:
+    model = served_model(csf, made)
+    model.secondary_weights = [object()]
+    with pytest.raises(ValueError, match="Module reads further weight files"):
+        read_at(csf, made.serve, model)
+
+
 def test_streams_in_other_load_formats_are_refused(csf, made) -> None:
     from vllm.config.load import LoadConfig
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader

@@ -124,6 +124,22 @@ def test_starts_that_would_misread_are_refused(made) -> None:
     assert "needs a CSF checkpoint and this is an ordinary one" in format_alone
 
 
+def test_requests_that_a_running_server_refuses_lose_nothing(made) -> None:
+    """A reload from another kind of folder, sleep level 2, saving: an error, and the server goes on as before."""
+    folders = [made.other_source, str(Path(made.other_source).parent / "other_csf"), "/nowhere"]
+    found = run_child("csf.engine_cases:refused_requests", model=made.serve, folders=folders)
+    messages = found["messages"]
+    ordinary, container, nowhere = (messages[folder] for folder in folders)
+    assert "is an ordinary one" in ordinary
+    assert "this is a container" in container
+    assert "no folder on this machine" in nowhere
+    assert "use sleep level 1" in messages["sleep"]
+    assert not found["paused"]
+    assert "cannot be saved" in messages["state"]
+    assert len(found["logits"]) == 5
+    assert len(set(found["logits"])) == 1
+
+
 def test_stock_vllm_does_not_take_a_container(made) -> None:
     """Without the patch the name is unknown; nothing is misread."""
     path = Path(made.serve)

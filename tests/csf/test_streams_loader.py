@@ -155,6 +155,34 @@ def test_the_same_tensor_again_is_no_duplicate_but_another_is(loader) -> None:
         streams.add(0, "w1", packed(loader, scales[0, "w1"]), "gate")
 
 
+def test_another_tensor_at_a_freed_address_is_no_repetition(loader) -> None:
+    scales = model_scales(128)
+    streams = loader.RankStreams(EXPERTS, HIDDEN, 128, 0, 1)
+    memory = packed(loader, scales[0, "w2"])
+    first = memory.view(-1)
+    streams.add(0, "w2", first, "down")
+    del first  # its memory lives on, as that of a freed tensor in an allocator does
+    with pytest.raises(ValueError, match="given twice"):
+        streams.add(0, "w2", memory.view(-1), "down")
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_rank_keeps_its_own_part_only(loader, ranks: int) -> None:
+    """A slice is a view: the whole model's streams would stay in every rank's memory until the load ends."""
+    intermediate = 128 * ranks
+    streams = loader.RankStreams(EXPERTS, HIDDEN, intermediate, 1, ranks)
+    given = {}
+    for (expert, shard), values in model_scales(intermediate).items():
+        given[expert, shard] = packed(loader, values)
+        streams.add(expert, shard, given[expert, shard], shard)
+    for place, part in streams._parts.items():
+        assert not np.shares_memory(part.fixed, given[place].numpy())
+        owner = part.fixed
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        assert owner.nbytes <= 1.5 * given[place].numel() / ranks
+
+
 def test_what_is_not_this_layers_streams_is_refused(loader) -> None:
     streams = loader.RankStreams(EXPERTS, HIDDEN, 128, 0, 1)
     plain = torch.zeros(128, HIDDEN // 16, dtype=torch.float8_e4m3fn)

@@ -53,6 +53,7 @@ def make() -> ArmedLayer:
     from vllm.v1.worker.workspace import init_workspace_manager
 
     parallel_state._TP = SimpleNamespace(rank_in_group=0, world_size=1, rank=0)
+    parallel_state._PP = SimpleNamespace(rank_in_group=0, world_size=1, rank=0)
     init_workspace_manager(torch.device("cuda", 0))
     layer = moe_layer.make_layer("NVFP4", GEOMETRY, moe={"device": "cuda"}).to("cuda")
     for name in ("w13_weight", "w2_weight"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor-parallel ranks as processes of their own that exchange over gloo, for ``run_child``.
+"""Ranks of one group as processes of their own that exchange over gloo, for ``run_child``.
 
 vLLM is imported once; the ranks are forked from there.
 """
@@ -13,8 +13,11 @@ from typing import Any
 
 
 def scenarios(cases: list[dict[str, Any]]) -> list[list[str]]:
-    """The error ("" for none) of each rank of each case; a case has a list ``environments`` (one per rank) and one
-    ``calibrated`` (per rank, per layer: whether the checkpoint brings input scales)."""
+    """The error of each rank of each case, or what it dispatches: ``"a4"``, ``"w4a16"``.
+
+    A case has a list ``environments`` (one per rank) and one ``calibrated`` (per rank, per layer: whether the
+    checkpoint brings input scales); its ranks are pipeline stages if it has ``stages``, else tensor-parallel.
+    """
     from support import reference_b12x, sm120
 
     sm120.install()
@@ -35,6 +38,7 @@ def scenarios(cases: list[dict[str, Any]]) -> list[list[str]]:
                     folder,
                     case["environments"][number],
                     case["calibrated"][number],
+                    "_PP" if case.get("stages") else "_TP",
                 ),
             )
             for number in range(of)
@@ -55,10 +59,12 @@ def _rank(
     folder: str,
     environment: dict[str, str],
     calibrated: list[bool],
+    group_name: str,
 ) -> None:
     import torch
     import vllm.distributed.parallel_state as parallel_state
     from support.moe_layer import make_layer
+    from vllm.v1.worker.moe_row_types import RowTyper
 
     from rows import harness
 
@@ -72,10 +78,10 @@ def _rank(
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", world_size=of, rank=number
     )
-    group = parallel_state._TP
+    group = getattr(parallel_state, group_name)
     group.world_size, group.cpu_group = of, torch.distributed.group.WORLD
     try:
         harness.start(*layers)
-        queue.put((number, ""))
+        queue.put((number, "a4" if RowTyper.runs_a4 else "w4a16"))
     except Exception as error:
         queue.put((number, f"{type(error).__name__}: {error}"))

@@ -68,6 +68,7 @@ def start(device: str) -> None:
     from vllm.v1.worker.workspace import init_workspace_manager
 
     parallel_state._TP = SimpleNamespace(rank_in_group=0, world_size=1, rank=0)
+    parallel_state._PP = SimpleNamespace(rank_in_group=0, world_size=1, rank=0)
     init_workspace_manager(torch.device("cuda", 0))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -241,28 +242,69 @@ def test_unequal_gate_and_up_scales_are_reported(
 
 
 @pytest.mark.parametrize(
-    ("eager", "limit", "words"),
+    ("eager", "mode", "words"),
     [
-        (None, 512, "up to 512 rows replay CUDA graphs"),
-        ("1", 512, "bypass CUDA graphs"),
-        (None, 0, "No CUDA graphs"),
+        (None, "FULL_AND_PIECEWISE", "Steps of up to 512 rows replay CUDA graphs (FULL_AND_PIECEWISE)"),
+        (None, "FULL", "Steps of up to 512 rows replay CUDA graphs (FULL)"),
+        (None, "PIECEWISE", "Steps of up to 512 rows replay CUDA graphs (PIECEWISE)"),
+        (None, "FULL_DECODE_ONLY", "CUDA graphs (FULL_DECODE_ONLY) replay decode-only steps: prefill rows run A4"),
+        ("1", "FULL_AND_PIECEWISE", "bypass CUDA graphs"),
+        (None, "NONE", "No CUDA graphs"),
     ],
-)
+)  # fmt: skip
 def test_summary_says_what_graphs_replay(
-    switches: Callable[..., None], eager: str | None, limit: int, words: str
+    switches: Callable[..., None],
+    a4_log: list[logging.LogRecord],
+    eager: str | None,
+    mode: str,
+    words: str,
 ) -> None:
-    from vllm.model_executor.layers.fused_moe.b12x_a4 import arming, report
+    from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
 
     switches(arm="1", force_a16="1", eager=eager)
-    (level, line), *rest = report.summary([arming.Decision("layer", None)], False, limit)
-    assert level == logging.INFO
-    assert words in line
-    assert not rest
+    config = VllmConfig()
+    config.compilation_config.cudagraph_mode = CUDAGraphMode[mode]
+    config.compilation_config.max_cudagraph_capture_size = 512
+    layer = loaded()
+    with set_current_vllm_config(config):
+        harness.start(layer)
+    (line,) = [r for r in a4_log if "armed" in r.getMessage()]
+    assert line.levelno == logging.INFO
+    assert words in line.getMessage()
+
+
+@pytest.mark.parametrize(("rank", "shown"), [(0, 1), (1, 0)])
+def test_one_rank_shows_the_summary(
+    armed: None,
+    a4_log: list[logging.LogRecord],
+    monkeypatch: pytest.MonkeyPatch,
+    rank: int,
+    shown: int,
+) -> None:
+    from vllm.distributed import parallel_state
+
+    layer = loaded()
+    group = SimpleNamespace(rank_in_group=rank, world_size=1, rank=rank)
+    monkeypatch.setattr(parallel_state, "_TP", group)
+    harness.start(layer)
+    assert len([r for r in a4_log if "layers armed" in r.getMessage()]) == shown
 
 
 def test_no_moe_layers(armed: None, a4_log: list[logging.LogRecord]) -> None:
     harness.start()
-    assert "no NVFP4 MoE layers" in harness.warnings(a4_log)[0]
+    assert "this model's use none at all" in harness.warnings(a4_log)[0]
+
+
+def test_layers_of_another_method_are_named(armed: None, a4_log: list[logging.LogRecord]) -> None:
+    from vllm.model_executor.layers.fused_moe.b12x_a4 import report
+    from vllm.model_executor.layers.quantization.quark.quark_moe import QuarkNvfp4MoEMethod
+
+    model = torch.nn.Module()
+    model.quant_method = QuarkNvfp4MoEMethod.__new__(QuarkNvfp4MoEMethod)
+    report.finish_model(model, is_draft=False, quantization="quark")
+    (warning,) = harness.warnings(a4_log)
+    assert "only MoE layers of ModelOpt NVFP4 checkpoints can be" in warning
+    assert "this model's use QuarkNvfp4MoEMethod" in warning
 
 
 @pytest.mark.parametrize("flag", ["--offload-group-size", "--cpu-offload-gb"])

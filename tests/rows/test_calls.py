@@ -343,6 +343,42 @@ def test_first_a4_call_is_logged_once_and_rows_are_counted(
     assert "vllm:b12x_a4_graph_rows_total" in text
 
 
+def test_warm_up_is_not_counted(
+    layer: Any, a4_log: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM warms up with made-up prompts that run through the model like real ones."""
+    from vllm.model_executor.layers.fused_moe.b12x_a4 import counters, experts
+    from vllm.v1.worker.gpu_worker import Worker
+    from vllm.v1.worker.moe_row_types import MoERowTypes, uncounted
+
+    fresh = counters.StepCounters()
+    monkeypatch.setattr(counters, "COUNTERS", fresh)
+    monkeypatch.setattr(experts.counters, "count_a4_step", fresh.count_a4_step)
+    a4_log.clear()
+    batch = harness.make_batch(20)
+
+    def step() -> None:
+        with harness.step(20, [(4, 20)]):
+            harness.call(layer, batch)
+        fresh.count_graph_step(MoERowTypes(24, ((0, 3),)))
+
+    @uncounted
+    def warm_up(fails: bool) -> int:
+        step()
+        if fails:
+            raise RuntimeError("no memory")
+        return 7
+
+    assert warm_up(False) == 7
+    with pytest.raises(RuntimeError, match="no memory"):
+        warm_up(True)
+    assert not any(fresh.snapshot().values())
+    assert not a4_log
+    step()
+    assert (fresh.a4_rows, fresh.graph_rows) == (16, 3)
+    assert Worker.compile_or_warm_up_model.__code__ is uncounted(step).__code__
+
+
 @pytest.mark.parametrize(
     ("tensor_rank", "stage", "shows"), [(0, 0, True), (1, 0, False), (0, 1, False)]
 )

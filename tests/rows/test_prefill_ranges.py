@@ -108,11 +108,10 @@ def test_any_batch_equals_the_row_by_row_truth(
 def test_drafts_dropped_on_the_device(
     rule: Any, data: st.DataObject, requests: list[Request]
 ) -> None:
-    """Adaptive verification: requests with drafts lie first, and the host knows only how many drafts stay in all."""
-    requests = [
-        Request(r.prompt, r.computed + r.prompt, r.scheduled, r.drafts) if r.drafts else r
-        for r in requests
-    ]  # a request that verifies drafts is past its prompt
+    """Adaptive verification: requests with drafts lie first, and the host knows only how many drafts stay in all.
+
+    Where a request with drafts lies then, the host does not know, so its rows are not called prefill.
+    """
     requests.sort(key=lambda r: r.drafts == 0)
     kept = [data.draw(st.integers(0, r.drafts)) for r in requests]
     real = [
@@ -120,10 +119,25 @@ def test_drafts_dropped_on_the_device(
         for r, k in zip(requests, kept, strict=True)
     ]
     num_tokens = sum(r.scheduled for r in real)
+    dropped = num_tokens != sum(r.scheduled for r in requests)
+    expected = [
+        row and not (dropped and request.drafts)
+        for request, now in zip(requests, real, strict=True)
+        for row in truth([now])
+    ]
     rows = [False] * num_tokens
     for lo, hi in ranges(rule, requests, num_tokens):
+        assert 0 <= lo < hi <= num_tokens
         rows[lo:hi] = [True] * (hi - lo)
-    assert rows == truth(real)
+    assert rows == expected
+
+
+@pytest.mark.parametrize("num_tokens", range(2, 9))
+def test_a_prompt_of_one_token_gets_placeholder_drafts(rule: Any, num_tokens: int) -> None:
+    """vLLM's scheduler pads a new one-token prompt to the size of a verification; three drafts each, some dropped."""
+    verifying, new = Request(5, 9, 4, 3), Request(1, 0, 4, 3)
+    found = ranges(rule, [verifying, new], num_tokens)
+    assert found == (((4, 5),) if num_tokens == 8 else ())
 
 
 def test_work_grows_with_prefill_requests_only(rule: Any) -> None:

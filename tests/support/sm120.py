@@ -97,6 +97,7 @@ def single_rank() -> None:
     from vllm.v1.worker.workspace import init_workspace_manager
 
     parallel_state._TP = SimpleNamespace(rank_in_group=0, world_size=1, rank=0)
+    parallel_state._PP = SimpleNamespace(rank_in_group=0, world_size=1, rank=0)
     _set_torch_accelerator_to_noop()
     init_workspace_manager(torch.device("cpu"))
 

@@ -24,13 +24,18 @@ from vllm.model_executor.layers.quantization.nvfp4_csf.config import (
     checkpoint_of,
     describe,
 )
-from vllm.model_executor.layers.quantization.nvfp4_csf.container import EXCEPTIONS, FIXED
+from vllm.model_executor.layers.quantization.nvfp4_csf.container import (
+    EXCEPTIONS,
+    FIXED,
+    MANIFEST,
+)
 from vllm.model_executor.layers.quantization.nvfp4_csf.inventory import (
     Inventory,
     LayerKey,
     layer_key,
     take_inventory,
 )
+from vllm.model_executor.layers.quantization.nvfp4_csf.settings import COMPRESS
 from vllm.model_executor.layers.quantization.nvfp4_csf.streams_loader import pack
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
@@ -51,28 +56,31 @@ class Nvfp4CsfModelLoader(DefaultModelLoader):
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
         """All tensors of the checkpoint for *model*.
 
+        What can be refused is refused by the call, not at the first tensor: a reload has not touched the model yet.
+
         Raises:
-            ValueError: not a CSF checkpoint.
+            ValueError: not a CSF checkpoint; the message says what it is instead.
             ContainerError, ShardError: a damaged one.
         """
         checkpoint = _checkpoint(model, model_config)
         if checkpoint is None:
             if model_config.runner_type != "draft":
-                raise ValueError(
-                    f"{model_config.model}: --load-format {METHOD} needs a CSF checkpoint and this is an ordinary one: drop "
-                    "the option."
-                )
+                raise ValueError(_no_csf(model_config.model))
             logger.info(
                 "%s is an ordinary checkpoint: its draft model loads as with --load-format auto",
                 model_config.model,
             )
             self._inventory = None
-            yield from super().get_all_weights(model_config, model)
-            return
+            return super().get_all_weights(model_config, model)
+        if getattr(model, "secondary_weights", ()):
+            raise ValueError(
+                f"{model_config.model}: {type(model).__name__} reads further weight files, which a CSF serving folder does "
+                f"not carry: serve the ordinary checkpoint, with {COMPRESS}=1 to compress its scales at load."
+            )
         self._inventory = take_inventory(checkpoint)
         self._root = str(checkpoint.root)
         self._wanted = _wanted_layers(model)
-        yield from super().get_all_weights(model_config, model)
+        return super().get_all_weights(model_config, model)
 
     def _prepare_weights(
         self, model_name_or_path: str, *args: Any, **kwargs: Any
@@ -131,8 +139,27 @@ def join_streams(
         raise ValueError(f"{name}{suffix} came without its other half ({len(halves)} such tensors)")
 
 
+def _no_csf(model: str) -> str:
+    """What *model* is, where a CSF checkpoint is wanted."""
+    folder = Path(model)
+    wanted = f"--load-format {METHOD} (or the reload) needs a CSF checkpoint"
+    if not folder.is_dir():
+        return f"{model}: {wanted} and this is no folder on this machine: give a folder that `convert-csf --serving-folder` made."
+    if (folder / MANIFEST).is_file():
+        return f"{model}: this is a container: give the folder that `convert-csf --serving-folder` made from it."
+    return (
+        f"{model}: {wanted} and this is an ordinary one: drop the option, or give a folder that `convert-csf "
+        "--serving-folder` made."
+    )
+
+
 def _checkpoint(model: nn.Module, model_config: ModelConfig) -> CsfCheckpoint | None:
-    """Where the tensors are: by the folder's own config.json, because a reload may name another folder."""
+    """Where the tensors are: by the folder's own config.json, because a reload may name another folder.
+
+    A quantization config that is not in config.json (``hf_quant_config.json``, ``--hf-overrides``) is found on the
+    model's modules, and counts for the path it was read from: not for another folder, not for a draft head that runs
+    under its target's config.
+    """
     folder = Path(model_config.model)
     try:
         config = json.loads((folder / "config.json").read_bytes())
@@ -146,7 +173,7 @@ def _checkpoint(model: nn.Module, model_config: ModelConfig) -> CsfCheckpoint | 
             return found
     for module in model.modules():
         found = checkpoint_of(getattr(module, "quant_config", None))
-        if found is not None:
+        if found is not None and found.model == str(model_config.model):
             return found
     return None
 

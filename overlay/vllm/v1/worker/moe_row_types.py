@@ -15,8 +15,10 @@ The result travels in ``ForwardContext.moe_row_types``. Nothing here reads the d
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from vllm.logger import init_logger
@@ -64,19 +66,22 @@ def prefill_ranges(
         num_prompt: [R] length of the request's prompt, without tokens that it has generated since.
         num_tokens: rows of the batch without padding, where it is less than ``num_scheduled.sum()``: adaptive
             verification drops drafts on the device. Requests with drafts then lie first, so every other request
-            keeps its distance to the end.
+            keeps its distance to the end; where a request with drafts lies only the device knows, so its rows are
+            not called prefill (the scheduler gives placeholder drafts to a prompt of one token, too).
     """
     is_prefill = num_computed < num_prompt
     if not is_prefill.any():
         return ()
     num_new = num_scheduled if num_drafts is None else num_scheduled - num_drafts
     is_prefill &= (num_new != 1) | (num_computed == 0)
-    requests = np.flatnonzero(is_prefill)
-    if not requests.size:
+    if not is_prefill.any():
         return ()
     ends = np.cumsum(num_scheduled)
-    if num_tokens is not None:
+    if num_tokens is not None and num_tokens != ends[-1]:
         ends -= ends[-1] - num_tokens
+        if num_drafts is not None:
+            is_prefill &= num_drafts == 0
+    requests = np.flatnonzero(is_prefill)
     first = ends[requests] - num_scheduled[requests]
     last = first + num_new[requests]
     ranges: list[tuple[int, int]] = []
@@ -222,6 +227,22 @@ def row_types_of(step: StepRows | None, num_rows: int, mode: CUDAGraphMode) -> M
     return row_types
 
 
+def uncounted(warm_up: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a worker's warm-up: its made-up prompts run as real ones would, but do not show in log and counters."""
+
+    @functools.wraps(warm_up)
+    def warm_up_uncounted(*args: Any, **kwargs: Any) -> Any:
+        from vllm.model_executor.layers.fused_moe.b12x_a4.counters import COUNTERS
+
+        COUNTERS.paused = True
+        try:
+            return warm_up(*args, **kwargs)
+        finally:
+            COUNTERS.paused = False
+
+    return warm_up_uncounted
+
+
 def _count_graph_step(row_types: MoERowTypes) -> None:
     from vllm.model_executor.layers.fused_moe.b12x_a4 import counters
 
@@ -238,5 +259,6 @@ __all__ = [
     "note_armed_layer",
     "prefill_ranges",
     "row_types_of",
+    "uncounted",
     "unsupported_reason",
 ]

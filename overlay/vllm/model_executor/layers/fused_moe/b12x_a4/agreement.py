@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All tensor-parallel ranks run the same precision for the same rows, or the server does not start.
+"""All ranks run the same precision for the same rows, or the server does not start.
 
 Each rank decides from its own environment, b12x and files. On one node they are the same; with several nodes or
 containers they need not be (multi-node multiprocessing copies no environment variables), and a rank that ran W4A16
-where the others ran A4 would corrupt the all-reduced sums without any error.
+where the others ran A4 would corrupt the all-reduced sums without any error. Tensor-parallel ranks have to agree in
+everything; pipeline stages hold other layers, but have to agree in the rest, and in whether steps with prefill rows
+bypass CUDA graphs: a stage that pads its rows for a graph cannot take rows from one that does not.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_CSF_VARIABLES = ("VLLM_B12X_CSF_COMPRESS", "VLLM_B12X_CSF_SCALE_PREFETCH")
+from vllm.model_executor.layers.quantization.nvfp4_csf.settings import (
+    get_settings as get_csf_settings,
+)
+
+_LAYERS = "armed layers"
 
 
 class RanksDisagreeError(RuntimeError):
-    """Tensor-parallel ranks made different load-time decisions; the message names the first difference."""
+    """Ranks made different load-time decisions; the message names the first difference."""
 
 
 def describe(provider: str, armed: Sequence[str], switches: str) -> dict[str, str]:
@@ -27,9 +32,9 @@ def describe(provider: str, armed: Sequence[str], switches: str) -> dict[str, st
     return {
         "patch set": patch_set_id(),
         "switches": switches,
-        "CSF switches": " ".join(f"{name}={os.environ.get(name, '')}" for name in _CSF_VARIABLES),
+        "CSF switches": str(get_csf_settings()),
         "b12x": provider,
-        "armed layers": f"{len(armed)} ({hashlib.sha256(json.dumps(list(armed)).encode()).hexdigest()[:12]})",
+        _LAYERS: f"{len(armed)} ({hashlib.sha256(json.dumps(list(armed)).encode()).hexdigest()[:12]})",
     }
 
 
@@ -50,23 +55,57 @@ def check_ranks_agree(description: dict[str, str], group: Any = None) -> None:
         group = get_tp_group()
     if group.world_size == 1:
         return
+    _compare(_gather(description, group), "tensor-parallel ranks")
+
+
+def check_stages_agree(
+    description: dict[str, str], has_layers: bool, is_armed: bool, group: Any = None
+) -> tuple[bool, bool]:
+    """Compare *description*, its layers aside, with the other pipeline stages.
+
+    Returns:
+        Whether any stage has layers that could be armed, and whether any stage has armed ones.
+
+    Raises:
+        RanksDisagreeError: on every rank, when two stages differ.
+    """
+    if group is None:
+        from vllm.distributed.parallel_state import get_pp_group
+
+        group = get_pp_group()
+    if group.world_size == 1:
+        return has_layers, is_armed
+    stages = _gather((description, has_layers, is_armed), group)
+    common = [
+        {topic: text for topic, text in stage[0].items() if topic != _LAYERS} for stage in stages
+    ]
+    _compare(common, "pipeline stages")
+    return any(stage[1] for stage in stages), any(stage[2] for stage in stages)
+
+
+def _gather(value: Any, group: Any) -> list[Any]:
     import torch
 
-    gathered: list[dict[str, str] | None] = [None] * group.world_size
-    torch.distributed.all_gather_object(gathered, description, group=group.cpu_group)
-    for rank, other in enumerate(gathered):
-        if digest(other or {}) != digest(gathered[0] or {}):
-            raise RanksDisagreeError(_difference(gathered[0] or {}, rank, other or {}))
+    gathered: list[Any] = [None] * group.world_size
+    torch.distributed.all_gather_object(gathered, value, group=group.cpu_group)
+    return gathered
 
 
-def _difference(first: dict[str, str], rank: int, other: dict[str, str]) -> str:
+def _compare(descriptions: list[dict[str, str]], who: str) -> None:
+    first = descriptions[0]
+    for rank, other in enumerate(descriptions):
+        if digest(other) != digest(first):
+            raise RanksDisagreeError(_difference(first, rank, other, who))
+
+
+def _difference(first: dict[str, str], rank: int, other: dict[str, str], who: str) -> str:
     for topic in first | other:
         if first.get(topic) != other.get(topic):
             return (
-                f"tensor-parallel ranks 0 and {rank} differ in {topic}: {first.get(topic)!r} and {other.get(topic)!r}; "
+                f"{who} 0 and {rank} differ in {topic}: {first.get(topic)!r} and {other.get(topic)!r}; "
                 "give all nodes the same environment, b12x and patched vLLM."
             )
-    return f"tensor-parallel ranks 0 and {rank} differ."
+    return f"{who} 0 and {rank} differ."
 
 
 def patch_set_id() -> str:

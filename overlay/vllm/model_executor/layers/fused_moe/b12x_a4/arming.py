@@ -100,6 +100,15 @@ def decisions_of(model: torch.nn.Module) -> list[Decision]:
     return [decision for decision in found if decision is not None]
 
 
+def moe_methods(model: torch.nn.Module) -> str:
+    """Names of the quantization methods of *model*'s MoE layers, for a message about why none of them is ours."""
+    from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
+
+    methods = (getattr(module, "quant_method", None) for module in model.modules())
+    names = {type(method).__name__ for method in methods if isinstance(method, FusedMoEMethodBase)}
+    return ", ".join(sorted(names)) or "none at all"
+
+
 def arm_layer(method: ModelOptNvFp4FusedMoE, layer: torch.nn.Module) -> None:
     """Decide on *layer* (or keep the first load's decision) and set its dual plan.
 
@@ -214,4 +223,4 @@ def _name(layer: torch.nn.Module) -> str:
     return getattr(layer, "layer_name", type(layer).__name__)
 
 
-__all__ = ["Decision", "Reason", "arm_layer", "decisions_of", "loading"]
+__all__ = ["Decision", "Reason", "arm_layer", "decisions_of", "loading", "moe_methods"]

@@ -39,10 +39,14 @@ class StepCounters:
         self.a4_steps = 0
         self.graph_rows = 0
         self.graph_steps = 0
+        self.paused = False
+        """Whether steps are those of vLLM's warm-up, which runs made-up prompts through the model."""
         self._next_log: float | None = None
 
     def count_a4_step(self, layer_name: str, num_rows: int, a4_rows: int, parts: int) -> None:
         """A step reached its first armed layer with *a4_rows* of *num_rows* rows in A4."""
+        if self.paused:
+            return
         if not self.a4_steps:
             logger.info(
                 "First A4 prefill call: %s runs %d of %d rows with NVFP4 activations in %d part(s).",
@@ -57,7 +61,7 @@ class StepCounters:
 
     def count_graph_step(self, row_types: MoERowTypes | None) -> None:
         """A CUDA graph is about to be replayed for a step with these row types (None: no prefill rows)."""
-        if row_types is None or not row_types.prefill:
+        if self.paused or row_types is None or not row_types.prefill:
             return
         rows = sum(hi - lo for lo, hi in row_types.prefill)
         self.graph_rows += rows

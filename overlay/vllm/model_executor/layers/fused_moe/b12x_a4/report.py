@@ -16,13 +16,22 @@ import torch
 from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 from vllm.model_executor.layers.fused_moe.b12x_a4 import arming
-from vllm.model_executor.layers.fused_moe.b12x_a4.agreement import check_ranks_agree, describe
+from vllm.model_executor.layers.fused_moe.b12x_a4.agreement import (
+    check_ranks_agree,
+    check_stages_agree,
+    describe,
+)
 from vllm.model_executor.layers.fused_moe.b12x_a4.arming import Decision, Reason
 from vllm.model_executor.layers.fused_moe.b12x_a4.provider import get_provider
 from vllm.model_executor.layers.fused_moe.b12x_a4.settings import ARM, EAGER, get_settings
+from vllm.v1.worker.moe_row_types import note_armed_layer
 
 logger = init_logger(__name__)
 
+_NVFP4_METHODS = frozenset(
+    {"modelopt", "modelopt_fp4", "modelopt_mixed", "deepseek_v4_fp8", "nvfp4_csf"}
+)
+"""Quantizations whose MoE layers can be vLLM's ModelOptNvFp4FusedMoE."""
 _NORMAL = frozenset({Reason.WEIGHT_ONLY, Reason.DRAFT})
 _WARNED_ELSEWHERE = frozenset({Reason.CONFIGURATION})  # by the model runner, for the same reason
 _HOW = {
@@ -42,38 +51,57 @@ def load_and_report(
     is_draft = getattr(model_config, "runner_type", None) == "draft"
     with arming.loading(is_draft):
         process_weights(model, model_config, *args, **kwargs)
-    finish_model(model, is_draft)
+    finish_model(model, is_draft, getattr(model_config, "quantization", None))
 
 
-def finish_model(model: torch.nn.Module, is_draft: bool) -> None:
-    """Compare the ranks, then log the summary of *model*."""
-    decisions = arming.decisions_of(model) + _compressed_tensors_layers(model)
-    if not decisions:
-        if get_settings().enabled and not is_draft:
-            logger.warning(
-                "%s is set, but the model has no NVFP4 MoE layers: nothing is armed.", ARM
-            )
-        return
+def finish_model(model: torch.nn.Module, is_draft: bool, quantization: str | None = None) -> None:
+    """Compare the ranks, then log the summary of *model* on one of them.
+
+    Args:
+        quantization: the model's ``--quantization`` as vLLM resolved it. Ranks are compared by it and not by the layers
+            that this rank holds, so that all of them take part or none.
+    """
     settings = get_settings()
+    decisions = arming.decisions_of(model) + _compressed_tensors_layers(model)
     armed = [decision.layer_name for decision in decisions if decision.armed]
-    # Also with A4 off: the usual difference is that one node has the variable and another has not.
-    check_ranks_agree(
-        describe(get_provider().name if settings.enabled else "", armed, str(settings))
-    )
-    if settings.enabled:
-        for level, message in summary(decisions, is_draft, _capture_limit()):
+    has_layers, is_armed = bool(decisions), bool(armed)
+    if quantization in _NVFP4_METHODS:
+        # Also with A4 off: the usual difference is that one node has the variable and another has not.
+        provider = get_provider() if settings.enabled else None
+        ours = describe(
+            f"{provider.name}, {provider.kind}" if provider else "", armed, str(settings)
+        )
+        check_ranks_agree(ours)
+        if not is_draft:  # only the last stage has a draft model
+            has_layers, is_armed = check_stages_agree(ours, has_layers, is_armed)
+            if is_armed:
+                note_armed_layer()  # another stage's, perhaps: all of them dispatch alike
+    if not settings.enabled or not _is_first_tensor_rank():
+        return
+    if decisions:
+        for level, message in summary(decisions, is_draft, _graphs(*_cuda_graphs())):
             logger.log(level, message)
+    elif not has_layers and not is_draft:
+        logger.warning(
+            "%s is set, but nothing is armed: only MoE layers of ModelOpt NVFP4 checkpoints can be, and this model's use "
+            "%s.",
+            ARM,
+            arming.moe_methods(model),
+        )
 
 
-def summary(decisions: list[Decision], is_draft: bool, capture_limit: int) -> list[tuple[int, str]]:
-    """``(log level, line)``: one line of counts, then one line per reason and one for unequal weight scales."""
+def summary(decisions: list[Decision], is_draft: bool, graphs: str) -> list[tuple[int, str]]:
+    """``(log level, line)``: one line of counts, then one line per reason and one for unequal weight scales.
+
+    *graphs* is the sentence about steps that are replayed from CUDA graphs.
+    """
     armed = [decision for decision in decisions if decision.armed]
     model = "draft model: " if is_draft else ""
     if armed:
         provider = get_provider()
         counts = (
             f"A4 prefill: {model}{len(armed)} of {len(decisions)} MoE layers armed. "
-            f"b12x is {provider.name}, {_HOW[provider.kind or 'dual']}. {_graphs(capture_limit)}"
+            f"b12x is {provider.name}, {_HOW[provider.kind or 'dual']}. {graphs}"
         )
     else:
         counts = f"A4 prefill: {model}none of {len(decisions)} MoE layers armed; every row runs as without {ARM}."
@@ -101,22 +129,39 @@ def summary(decisions: list[Decision], is_draft: bool, capture_limit: int) -> li
     return result
 
 
-def _graphs(capture_limit: int) -> str:
+def _graphs(capture_limit: int, mode: str, replays_prefill: bool) -> str:
     if not capture_limit:
         return "No CUDA graphs: prefill rows run A4 at every step size."
+    if not replays_prefill:
+        return f"CUDA graphs ({mode}) replay decode-only steps: prefill rows run A4 at every step size."
     if get_settings().eager:
         return f"Steps with prefill rows bypass CUDA graphs ({EAGER}=1): they run A4 at every step size."
     return (
-        f"Steps of up to {capture_limit} rows replay CUDA graphs and run W4A16 for all rows; "
+        f"Steps of up to {capture_limit} rows replay CUDA graphs ({mode}) and run W4A16 for all rows; "
         f"{EAGER}=1 runs those with prefill rows eagerly."
     )
 
 
-def _capture_limit() -> int:
+def _cuda_graphs() -> tuple[int, str, bool]:
+    """The configured capture limit in rows, the graph mode's name, and whether it has graphs for steps with prefill."""
     config = get_current_vllm_config_or_none()
     if config is None:
-        return 0
-    return int(config.compilation_config.max_cudagraph_capture_size or 0)
+        return 0, "", False
+    compilation = config.compilation_config
+    limit = int(compilation.max_cudagraph_capture_size or 0)
+    mode = compilation.cudagraph_mode
+    if mode is None:  # vLLM has not resolved it yet
+        return limit, "mode not resolved", True
+    return limit if mode.name != "NONE" else 0, mode.name, bool(mode.mixed_mode().value)
+
+
+def _is_first_tensor_rank() -> bool:
+    from vllm.distributed.parallel_state import get_tp_group
+
+    try:
+        return get_tp_group().rank_in_group == 0
+    except AssertionError:  # no group: a test, or a tool
+        return True
 
 
 def _names(decisions: list[Decision], shown: int = 3) -> str:

@@ -12,7 +12,7 @@ layout, ModelOpt MIXED_PRECISION whose layers say ``"weight_scale_encoding": "cs
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,16 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class CsfCheckpoint:
-    """Where the streams of a model are: a container, or a model folder in the index layout."""
+    """Where the streams of a model are: a container, or a model folder in the index layout.
+
+    Attributes:
+        root: the container, or the model's folder.
+        model: the model path whose quantization config says so.
+    """
 
     root: Path
     is_container: bool
+    model: str = field(default="", compare=False)
 
 
 def normalize(quant_cfg: dict[str, Any]) -> None:
@@ -85,12 +91,12 @@ def describe(config: dict[str, Any], model: str) -> CsfCheckpoint | None:
     if description is None:
         return None
     if description["layout"] == "container":
-        return CsfCheckpoint(Path(description["checkpoint_root"]), True)
+        return CsfCheckpoint(Path(description["checkpoint_root"]), True, model)
     if not Path(model).is_dir():
         raise ValueError(
             f"{model} is not a local folder: download the NVFP4-CSF checkpoint and serve it by its path."
         )
-    return CsfCheckpoint(Path(model).absolute(), False)
+    return CsfCheckpoint(Path(model).absolute(), False, model)
 
 
 def checkpoint_of(quant_config: Any) -> CsfCheckpoint | None:

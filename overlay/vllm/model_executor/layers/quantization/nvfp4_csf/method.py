@@ -21,6 +21,7 @@ from vllm.model_executor.layers.fused_moe.b12x_a4.dual_plan import ATTRIBUTE as 
 from vllm.model_executor.layers.fused_moe.b12x_a4.dual_plan import DualPlan, set_dual_plan
 from vllm.model_executor.layers.fused_moe.b12x_a4.settings import KEEP_PACKED
 from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4FusedMoE
+from vllm.model_executor.layers.quantization.nvfp4_csf.arrivals import Arrivals
 from vllm.model_executor.layers.quantization.nvfp4_csf.encoder import encode
 from vllm.model_executor.layers.quantization.nvfp4_csf.layer import ATTRIBUTE, CsfLayer
 from vllm.model_executor.layers.quantization.nvfp4_csf.owner import current_owner
@@ -34,6 +35,10 @@ from vllm.model_executor.layers.quantization.nvfp4_csf.preparation import (
 from vllm.model_executor.layers.quantization.nvfp4_csf.refusals import (
     refuse_configuration,
     refuse_layer,
+)
+from vllm.model_executor.layers.quantization.nvfp4_csf.scratch import (
+    ScratchParameter,
+    refuse_state_dict,
 )
 from vllm.model_executor.layers.quantization.nvfp4_csf.settings import get_settings
 from vllm.model_executor.layers.quantization.nvfp4_csf.streams_loader import SHARDS, RankStreams
@@ -63,6 +68,7 @@ class CsfModelOptNvFp4FusedMoE(ModelOptNvFp4FusedMoE):
         refuse_configuration(self.from_streams)
         refuse_layer(self, layer)
         setattr(layer, ATTRIBUTE, CsfLayer(current_owner(), layer.layer_name))
+        layer.register_state_dict_pre_hook(refuse_state_dict)
         with torch.device("meta"):
             super().create_weights(layer, *args, **kwargs)
 
@@ -70,24 +76,28 @@ class CsfModelOptNvFp4FusedMoE(ModelOptNvFp4FusedMoE):
         """Turn the loaded tensors into prepared experts over the shared scratch.
 
         Raises:
-            ValueError: scales that are missing, zero, negative or not finite; named.
+            ValueError: tensors that are missing, global scales that are zero, negative or not finite; named.
             RuntimeError: a reload that does not fit the first load's planes.
         """
         if getattr(layer, _DONE, False):
             return
+        self._check_complete(layer)
         check_global_scales(layer)
         arm_layer(self, layer)
         prepared = self._prepare(layer)
         csf: CsfLayer = getattr(layer, ATTRIBUTE)
         csf.set_planes(*self._planes(layer, prepared))
-        for name, scratch in zip(_SCALES, csf.scratch, strict=True):
-            _point_at(layer, name, scratch)
+        for name, scratch, planes in zip(_SCALES, csf.scratch, csf.planes, strict=True):
+            _point_at(layer, name, scratch, planes)
         replace_parameter(layer, "w13_weight", prepared.w13)
         replace_parameter(layer, "w2_weight", prepared.w2)
         replace_parameter(layer, "w13_weight_scale_2", layer.w13_weight_scale_2[:, 0].contiguous())
         _use_dual_plan(layer, csf)
         self._build_moe_kernel(layer)
         setattr(layer, _DONE, True)
+
+    def _check_complete(self, layer: Any) -> None:
+        """Look at whether all of *layer*'s tensors have come. CSF checkpoints are looked at before they load."""
 
     @abstractmethod
     def _prepare(self, layer: Any) -> Prepared:
@@ -109,7 +119,12 @@ class CsfCompressingModelOptNvFp4FusedMoE(CsfModelOptNvFp4FusedMoE):
             # A weight-only checkpoint has none; waiting for them would keep every layer's tensors until the end.
             for name in ("w13_input_scale", "w2_input_scale"):
                 getattr(layer, name).weight_loader_numel = 0
+        layer.nvfp4_csf_arrivals = Arrivals(layer)
         initialize_online_processing(layer)
+
+    def _check_complete(self, layer: Any) -> None:
+        if not _loads_dummies():
+            layer.nvfp4_csf_arrivals.check()
 
     def _prepare(self, layer: Any) -> Prepared:
         return prepare_weights(
@@ -164,13 +179,17 @@ class CsfStreamsModelOptNvFp4FusedMoE(CsfModelOptNvFp4FusedMoE):
         device = prepared.w13.device
         if not missing:
             return streams.planes(device)
-        config = get_current_vllm_config_or_none()
-        if config is not None and config.load_config.load_format == "dummy":
+        if _loads_dummies():
             return constant_planes(prepared, device)
         raise ValueError(
             f"{layer.layer_name}: missing CSF tensors: the scales of {len(missing)} projections did not come, first "
             f"expert/shard {missing[0]}"
         )
+
+
+def _loads_dummies() -> bool:
+    config = get_current_vllm_config_or_none()
+    return config is not None and config.load_config.load_format == "dummy"
 
 
 def for_layer(method: Any, quant_config: Any, prefix: str) -> Any:
@@ -229,10 +248,11 @@ def _stream_loader(layer: Any) -> Any:
     return load_streams
 
 
-def _point_at(layer: Any, name: str, scratch: torch.Tensor) -> None:
+def _point_at(layer: Any, name: str, scratch: torch.Tensor, planes: ScalePlanes) -> None:
     # Not replace_parameter: where shapes match it copies into the old parameter, and the experts would read that.
     old = getattr(layer, name)
-    new = torch.nn.Parameter(scratch, requires_grad=False)
+    new = ScratchParameter(scratch, requires_grad=False)
+    new.planes = planes
     new.weight_loader = old.weight_loader
     setattr(layer, name, new)
 

@@ -77,7 +77,9 @@ class CsfOwner:
                 stream_ops(layer.planes[0].fixed.device),
                 _current_context,
                 prefetch=get_settings().prefetch,
-                raise_above_rows=envs.VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD,
+                raise_above_rows=envs.VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD
+                if get_settings().raise_main_stream
+                else None,
             )
             self._scales = {
                 other: order.add_layer(other.name, other.expansion)
@@ -139,8 +141,13 @@ def with_owner(initialize_model: Callable[..., Any]) -> Callable[..., Any]:
         with owner_scope(getattr(used, "runner_type", None) == "draft") as owner:
             model = initialize_model(vllm_config, model_config=model_config, **kwargs)
         if get_settings().compress and not owner.layers and not owner.is_draft:
+            from vllm.model_executor.layers.fused_moe.b12x_a4.arming import moe_methods
+
             logger.warning(
-                "%s is set, but the model has no NVFP4 MoE layers: nothing is compressed.", COMPRESS
+                "%s is set, but nothing is compressed: only MoE layers of ModelOpt NVFP4 checkpoints can be, and this "
+                "model's use %s.",
+                COMPRESS,
+                moe_methods(model),
             )
         return model
 

@@ -20,9 +20,11 @@ A scratch belongs to one model: a draft model makes its own `ScaleScratch`, and 
 Priority. A side stream cannot rank below vLLM's main stream, which has the lowest priority there is, and at equal
 priority the expansion takes the device in turns with the main stream's kernels and hides little. So the main stream is
 raised instead, for exactly the passes that prefetch: `enter` moves an eager pass with prefill rows to a stream of
-higher priority and `join` moves back. vLLM's other streams are not demoted by that: collectives run on the current
-stream; CUDA graphs are captured and replayed on the stream that they always had; and the shared experts' stream is used
-up to VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD rows, above which alone a pass is raised.
+higher priority and `join` moves back. The streams that vLLM has for every model are not demoted by that: collectives run
+on the current stream; CUDA graphs are captured and replayed on the stream that they always had; and the shared experts'
+stream is used up to VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD rows, above which alone a pass is raised. Some models have
+streams of their own inside a pass (DeepSeek-V4's attention, Qwen4-exp's n-gram embedding, Kimi-K3): next to a raised
+main stream they run at a disadvantage that nobody has measured; VLLM_B12X_CSF_RAISE_MAIN_STREAM=0 is for them.
 
 Launch point. The expansion starts when the layer's MoE ends, so that with tensor parallelism it first meets the MoE's
 all-reduce, which leaves most of the device idle. Starting at the all-reduce after attention instead was measured and hid

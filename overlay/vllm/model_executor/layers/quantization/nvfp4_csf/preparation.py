@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.nvfp4_csf import codec
 from vllm.model_executor.layers.quantization.nvfp4_csf.planes import ScalePlanes, build
 from vllm.model_executor.layers.quantization.utils.b12x_moe import _pad_gated_weights
 from vllm.model_executor.layers.quantization.utils.flashinfer_utils import swap_w13_to_w31
+
+logger = init_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ def prepare_weights(
 
 
 def check_global_scales(layer: Any) -> None:
-    """Every expert's weight global scales have to be finite and positive.
+    """Every expert's weight global scales have to be finite and positive; unequal ones of gate and up are logged.
 
     Raises:
         ValueError: naming layer, tensor, first expert and value.
@@ -64,6 +67,14 @@ def check_global_scales(layer: Any) -> None:
                 f"{layer.layer_name}: {name} of expert {expert} is {value}, a finite positive number is wanted; the "
                 f"checkpoint is damaged or incomplete ({int(bad.sum())} such values)"
             )
+    gate, up = layer.w13_weight_scale_2.data.unbind(1)
+    if not torch.allclose(gate, up):
+        logger.warning(
+            "%s: weight global scales of gate and up differ by up to a factor of %.3g; as without compression, the gate's "
+            "is used for both.",
+            layer.layer_name,
+            float(torch.maximum(gate / up, up / gate).max()),
+        )
 
 
 def constant_planes(prepared: Prepared, device: torch.device) -> tuple[ScalePlanes, ScalePlanes]:

@@ -15,7 +15,7 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.b12x_a4.provider import get_provider
 from vllm.model_executor.layers.quantization.nvfp4_csf.codec import MAX_POSITIONS
 from vllm.model_executor.layers.quantization.nvfp4_csf.config import METHOD
-from vllm.model_executor.layers.quantization.nvfp4_csf.settings import COMPRESS
+from vllm.model_executor.layers.quantization.nvfp4_csf.settings import COMPRESS, NO_SLEEP
 from vllm.model_executor.layers.quantization.nvfp4_csf.streams_loader import GROUP, pad_intermediate
 
 LOAD_FORMATS = (METHOD, "dummy")
@@ -83,9 +83,7 @@ def refuse_sleep(level: int, *models: torch.nn.Module | None) -> None:
         return
     layers = (layer for model in models if model is not None for layer in model.modules())
     if any(getattr(layer, ATTRIBUTE, None) is not None for layer in layers):
-        raise ValueError(
-            "NVFP4-CSF: sleep level 2 would drop the compressed scales that captured CUDA graphs read: use sleep level 1."
-        )
+        raise ValueError(NO_SLEEP)
 
 
 def _parallel_problem(parallel: Any) -> str:

@@ -19,8 +19,13 @@ COMPRESS = "VLLM_B12X_CSF_COMPRESS"
 PREFETCH = "VLLM_B12X_CSF_SCALE_PREFETCH"
 """0: expand every layer's scales in line instead of ahead of time. Default 1."""
 
+RAISE_MAIN_STREAM = "VLLM_B12X_CSF_RAISE_MAIN_STREAM"
+"""0: passes that prefetch stay on vLLM's main stream instead of one of higher priority. Default 1."""
+
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
+
+NO_SLEEP = "NVFP4-CSF: sleep level 2 would drop the compressed scales that captured CUDA graphs read: use sleep level 1."
 
 
 @dataclass(frozen=True)
@@ -29,13 +34,16 @@ class CsfSettings:
 
     compress: bool = False
     prefetch: bool = True
+    raise_main_stream: bool = True
 
 
 def parse_settings(environ: Mapping[str, str]) -> CsfSettings:
     """Parse the switches from *environ*; a malformed value is logged and counts as the default."""
     default = CsfSettings()
     return CsfSettings(
-        _flag(environ, COMPRESS, default.compress), _flag(environ, PREFETCH, default.prefetch)
+        _flag(environ, COMPRESS, default.compress),
+        _flag(environ, PREFETCH, default.prefetch),
+        _flag(environ, RAISE_MAIN_STREAM, default.raise_main_stream),
     )
 
 
@@ -50,7 +58,23 @@ def wants_prefetch(vllm_config: Any) -> bool:
     settings = get_settings()
     if not settings.prefetch:
         return False
-    return settings.compress or hasattr(getattr(vllm_config, "quant_config", None), "nvfp4_csf")
+    return has_compressed_scales(vllm_config)
+
+
+def has_compressed_scales(vllm_config: Any) -> bool:
+    """Whether this server's configuration asks for compressed scales, by its checkpoint or its environment."""
+    quant_config = getattr(vllm_config, "quant_config", None)
+    return get_settings().compress or hasattr(quant_config, "nvfp4_csf")
+
+
+def refuse_engine_sleep(level: int, vllm_config: Any) -> None:
+    """Look at a sleep request before the engine pauses and drops its requests (`refusals.refuse_sleep` is the worker's).
+
+    Raises:
+        ValueError: for level 2 with compressed scales.
+    """
+    if level >= 2 and has_compressed_scales(vllm_config):
+        raise ValueError(NO_SLEEP)
 
 
 def _flag(environ: Mapping[str, str], name: str, default: bool) -> bool:

@@ -10,7 +10,8 @@ streams came from travels along, because a parameter's name says neither the exp
 from __future__ import annotations
 
 import json
-from dataclasses import astuple
+import weakref
+from dataclasses import astuple, replace
 
 import numpy as np
 import torch
@@ -93,11 +94,11 @@ class RankStreams:
                 f"intermediate size {intermediate} over {ranks} ranks gives no multiple of {GROUP} each"
             )
         self.experts, self.hidden, self.intermediate = experts, hidden, intermediate
-        self._share = intermediate // ranks
+        self._ranks, self._share = ranks, intermediate // ranks
         self._first = self._share * rank
         self._padded = pad_intermediate(self._share)
         self._parts: dict[tuple[int, str], CsfStreams] = {}
-        self._seen: dict[tuple[int, str], int] = {}
+        self._seen: dict[tuple[int, str], weakref.ref[torch.Tensor]] = {}
 
     def add(self, expert: int, shard: str, packed: torch.Tensor, name: str) -> None:
         """Take one packed tensor. The same tensor again is ignored (vLLM replays buffered loads).
@@ -107,7 +108,8 @@ class RankStreams:
             CsfStreamError: a malformed stream.
         """
         place = expert, shard
-        if self._seen.get(place) == packed.data_ptr() and place in self._parts:
+        seen = self._seen[place]() if place in self._seen else None
+        if seen is not None and seen.data_ptr() == packed.data_ptr():
             return
         streams, source = unpack(packed, name)
         where = f"{source} (for {name})" if source else name
@@ -124,7 +126,7 @@ class RankStreams:
         with placed(source):
             codec.check(streams)
         self._parts[place] = self._down(streams) if down else self._gate_or_up(streams)
-        self._seen[place] = packed.data_ptr()
+        self._seen[place] = weakref.ref(packed)
 
     def missing(self) -> list[str]:
         """``expert/shard`` of every part that has not come."""
@@ -155,7 +157,9 @@ class RankStreams:
 
     def _gate_or_up(self, streams: CsfStreams) -> CsfStreams:
         part = codec.slice_rows(streams, self._first, self._first + self._share)
-        return codec.pad(part, self._padded, streams.columns)
+        padded = codec.pad(part, self._padded, streams.columns)
+        # A slice is a view: without a copy every rank would keep the whole model's streams until its layer is complete.
+        return replace(padded, fixed=padded.fixed.copy()) if self._ranks > 1 else padded
 
     def _down(self, streams: CsfStreams) -> CsfStreams:
         first, last = self._first // GROUP, (self._first + self._share) // GROUP
