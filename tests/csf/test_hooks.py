@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from csf.method_support import loaded
+from csf.recording import RecordingStreams
 
 
 @pytest.fixture
@@ -60,6 +61,25 @@ def test_passes_without_prefill_rows_prefetch_nothing(model) -> None:
     with model.csf.harness.step(None):
         call(model, 0)
         assert not model.order.pending
+
+
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_the_main_stream_is_raised_by_its_switch(csf, monkeypatch, switch: str) -> None:
+    from vllm import envs
+    from vllm.model_executor.layers.quantization.nvfp4_csf import owner, settings
+
+    monkeypatch.setenv(settings.RAISE_MAIN_STREAM, switch)
+    settings.get_settings.cache_clear()
+    streams = RecordingStreams()
+    monkeypatch.setattr(owner, "stream_ops", lambda device: streams)
+    layer = loaded(csf, "compress").nvfp4_csf
+    scratch = csf.scope.scales_of(layer).owner
+    rows = envs.VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD + 1
+    usual = streams.main()
+    with csf.harness.step(rows, [(0, rows)]):
+        assert (streams.main() != usual) == (switch == "1")
+    assert streams.main() == usual
+    assert not scratch.pending
 
 
 def test_an_opening_context_is_announced_to_the_target_only(model) -> None:

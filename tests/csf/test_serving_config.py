@@ -160,8 +160,9 @@ def test_user_asking_for_csf_on_an_ordinary_checkpoint_is_refused(config) -> Non
 def test_switches(vllm, text: str, compress: bool, prefetch: bool) -> None:
     from vllm.model_executor.layers.quantization.nvfp4_csf import settings
 
-    found = settings.parse_settings({settings.COMPRESS: text, settings.PREFETCH: text})
-    assert found == settings.CsfSettings(compress, prefetch)
+    names = (settings.COMPRESS, settings.PREFETCH, settings.RAISE_MAIN_STREAM)
+    found = settings.parse_settings(dict.fromkeys(names, text))
+    assert found == settings.CsfSettings(compress, prefetch, raise_main_stream=prefetch)
 
 
 def test_switches_are_registered_with_vllm(vllm) -> None:
@@ -169,7 +170,8 @@ def test_switches_are_registered_with_vllm(vllm) -> None:
     from vllm import envs
     from vllm.model_executor.layers.quantization.nvfp4_csf import settings
 
-    assert {settings.COMPRESS, settings.PREFETCH} <= set(envs.environment_variables)
+    names = {settings.COMPRESS, settings.PREFETCH, settings.RAISE_MAIN_STREAM}
+    assert names <= set(envs.environment_variables)
 
 
 def test_older_mixed_precision_is_found_without_its_file(config, tmp_path) -> None:

@@ -88,6 +88,7 @@ def test_not_in_the_compile_cache_key(settings: Any, monkeypatch: pytest.MonkeyP
     from vllm import envs
 
     before = envs.compile_factors()
-    for name in (*settings.VARIABLES, "VLLM_B12X_CSF_COMPRESS", "VLLM_B12X_CSF_SCALE_PREFETCH"):
+    csf = ("COMPRESS", "SCALE_PREFETCH", "RAISE_MAIN_STREAM")
+    for name in (*settings.VARIABLES, *(f"VLLM_B12X_CSF_{switch}" for switch in csf)):
         monkeypatch.setenv(name, "1")
     assert envs.compile_factors() == before

@@ -16,9 +16,10 @@ EAGER = "VLLM_B12X_A4_PREFILL_EAGER"
 KEEP_PACKED = "VLLM_B12X_A4_KEEP_PACKED"
 COMPRESS = "VLLM_B12X_CSF_COMPRESS"
 PREFETCH = "VLLM_B12X_CSF_SCALE_PREFETCH"
+RAISE_MAIN_STREAM = "VLLM_B12X_CSF_RAISE_MAIN_STREAM"
 FORCE_A16 = "VLLM_B12X_MOE_FP4_FORCE_A16"
 FORK_SWITCH = "B12X_W4A16_A4_PREFILL"
-OURS = (ARM, EAGER, KEEP_PACKED, COMPRESS, PREFETCH)
+OURS = (ARM, EAGER, KEEP_PACKED, COMPRESS, PREFETCH, RAISE_MAIN_STREAM)
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
@@ -70,6 +71,7 @@ def read(
     if FORK_SWITCH in environ:
         text = f"{FORK_SWITCH} is the switch of b12x builds that take a4_prefill; this project's switch is {ARM}"
         found.append(Finding("settings", Level.NOTE, text, f"set {ARM}=1 (on) or unset it (off)"))
+    _flag(environ, RAISE_MAIN_STREAM, True, found)  # a malformed value is worth a finding
     found += _unknown(environ, registered)
     return settings, found
 
