@@ -10,6 +10,7 @@ import os
 import stat
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,7 @@ def test_one_holder_at_a_time(
             with lock.exclusive(tmp_path, lambda: waited.append(1)):
                 inside += 1
                 most = max(most, inside)
+                time.sleep(0.001)  # lets the other threads in, if anything does
                 inside -= 1
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -121,4 +123,5 @@ def test_one_holder_at_a_time(
     for thread in threads:
         thread.join()
     assert most == 1
+    assert waited
     assert list(tmp_path.iterdir()) == []

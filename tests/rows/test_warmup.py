@@ -123,6 +123,24 @@ def test_off_keeps_upstreams_warm_up(
     assert [launch.rows for launch in reference.launches] == upstream
 
 
+def test_whatever_else_a_draft_model_warms_up_is_visited(
+    armed: None, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft model's units that are no NVFP4 MoE layers (a linear layer of b12x, say); shared ones come once."""
+    from vllm.model_executor.layers.fused_moe.b12x_a4 import warmup
+    from vllm.utils.b12x import B12xWarmupUnit
+
+    target, draft = model_of(), model_of()
+    keys = {target: ("shared", "target's"), draft: ("shared", "draft's")}
+
+    def collect(model: Any, *_: Any) -> list[B12xWarmupUnit]:
+        return [B12xWarmupUnit(name=k, key=k, compile=lambda: None) for k in keys[model]]
+
+    worker = SimpleNamespace(get_model=lambda: target, get_draft_model=lambda: draft)
+    units = warmup.all_units(collect, worker, (1, 2), torch.bfloat16)
+    assert [unit.key for unit in units] == ["shared", "target's", "draft's"]
+
+
 def test_two_armed_layers_are_warmed_up_once(
     armed: None, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +221,11 @@ def test_real_libraries_decisions_between_the_ends(
         return block, tiles(rows, block)
 
     stand_in = SimpleNamespace(_sets=lambda topk: (made, made), _dual=SimpleNamespace(scales=()))
+    launched = set(warmup.launch_sizes(stand_in, 8192, topk))
+    for fewest, capacity in made.capacities(8192):
+        limit = plans.rows_per_launch(made.plan("nvfp4", capacity))
+        assert {(False, fewest), (False, min(capacity, 8192))} <= launched
+        assert {(True, min(fewest, limit)), (True, min(capacity, 8192, limit))} <= launched
     warmed = {choice(rows) for a4, rows in warmup.launch_sizes(stand_in, 8192, topk) if not a4}
     for rows in (*range(1, 600), *range(600, 8192, 37), 8192):
         assert choice(rows) in warmed, rows
