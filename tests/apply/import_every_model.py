@@ -6,8 +6,7 @@ What ``test_imports.py`` shows from the sources, run for real: about 10 minutes 
 Modules whose own dependencies are not installed (torchvision, for one) fail and are listed as such; exit code 1 only for a
 circle of imports.
 
-  scripts/test --setup-only                      # prints the interpreter
-  PYTHONPATH=build/test-env/patched:scripts:tests PYTHON tests/apply/import_every_model.py [PART OF A NAME]
+  scripts/test --run tests/apply/import_every_model.py [PART OF A NAME]
 """
 
 from __future__ import annotations

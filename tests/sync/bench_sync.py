@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time a sync of many commits beside a plain git cherry-pick of the same commits.
 
-    python tests/sync/bench_sync.py [--commits 500] [--fragments 100] [--runs 5]
+    scripts/test --run tests/sync/bench_sync.py [--commits 500] [--fragments 100] [--runs 5]
 
 Whole processes, from start to end, in turn: the command (with its checks, tree report and the moved ref), and
 ``git cherry-pick -x`` of the same commits in a checkout of beta. Prints medians with their spread and the ratio, of
 the clock and of the processors' time, which tells more on a machine that others use too.
-Needs the libraries of scripts/requirements/changes.txt (scripts/test makes an environment that has them).
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ from typing import NoReturn
 
 from b12x_overlay import bootstrap
 from b12x_overlay.exitcodes import ExitCode
-from b12x_overlay.paths import REPO
+from b12x_overlay.paths import REPO, build_dir
 from b12x_overlay.testenv import sites
 
 USAGE = """\
-usage: scripts/test [--setup-only] [pytest arguments]
+usage: scripts/test [--setup-only | --run PROGRAM] [arguments]
 
 Makes the test environment under build/ on first use (Python packages, vLLM 0.33.0's Python code, both b12x
 providers, the patched tree; about 2 GB, a few minutes) and runs pytest in it. Examples:
@@ -22,6 +22,8 @@ providers, the patched tree; about 2 GB, a few minutes) and runs pytest in it. E
   scripts/test                 everything that this machine can run
   scripts/test -m rows         one part: apply, rows, csf, image, sync, qualify, gpu
   scripts/test --setup-only    only make the environment; prints its interpreter
+  scripts/test --run tests/sync/bench_sync.py --runs 3
+                               a benchmark of tests/ in that environment, with the patched vLLM
 
 On a machine without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves 3 GB of CUDA libraries.
 Exit codes: pytest's own, or 4 where the environment cannot be made.
@@ -33,11 +35,22 @@ def _become_pytest(python: Path, argv: list[str]) -> NoReturn:
     os.execve(python, [str(python), "-m", "pytest", *argv], environment(python))
 
 
+def _become_program(python: Path, argv: list[str]) -> NoReturn:
+    """Run a program of tests/ that is no test, with the paths that conftest.py gives the tests."""
+    site = build_dir() / "test-env"
+    paths = [site / "patched", site / "b12x-flashinfer", REPO / "scripts", REPO / "tests"]
+    env = environment(python) | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    os.execve(python, [str(python), *argv], env)
+
+
 def main(argv: list[str]) -> int:
-    """Set up, then replace this process by pytest; returns only on ``--help``, ``--setup-only`` or failure."""
+    """Set up, then replace this process by pytest or a program; returns on ``--help``, ``--setup-only`` or failure."""
     if argv[:1] in (["-h"], ["--help"]):
         print(USAGE, end="")
         return ExitCode.OK
+    if argv[:1] == ["--run"] and not (argv[1:] and Path(argv[1]).is_file()):
+        print("error: --run wants a program, for example tests/sync/bench_sync.py", file=sys.stderr)
+        return ExitCode.USAGE
     try:
         python = bootstrap.ensure("test")
         sites.ensure_all()
@@ -49,6 +62,8 @@ def main(argv: list[str]) -> int:
     if argv[:1] == ["--setup-only"]:
         print(python)
         return ExitCode.OK
+    if argv[:1] == ["--run"]:
+        _become_program(python, argv[1:])
     _become_pytest(python, argv)
 
 

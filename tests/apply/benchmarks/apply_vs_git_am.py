@@ -1,7 +1,8 @@
+#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Times apply, status, verify and revert beside ``git am`` of the same series: whole processes, as ratios.
 
-    python tests/apply/benchmarks/apply_vs_git_am.py [--runs 15]
+    scripts/test --run tests/apply/benchmarks/apply_vs_git_am.py [--runs 15]
 
 Two targets: the unpacked source distribution (scripts/apply-patches fetches it) and vLLM's Python files as pip installs
 them (scripts/test --setup-only makes them). ``git am`` works in a checkout of the same tree. The runs are interleaved, so that a busy machine slows all of them; printed are the

@@ -7,8 +7,7 @@ work shows) and, as a second row, with b12x's real bind. Runs without a GPU; on 
 apply. Medians of blocks with their quartiles, in microseconds of this thread's CPU time, so that other processes do
 not count.
 
-  scripts/test --setup-only                      # prints the interpreter
-  PYTHONPATH=build/test-env/patched:build/test-env/b12x-flashinfer:scripts:tests PYTHON tests/rows/benchmarks/host_call.py
+  scripts/test --run tests/rows/benchmarks/host_call.py
 """
 
 from __future__ import annotations
