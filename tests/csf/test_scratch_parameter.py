@@ -33,7 +33,10 @@ def test_weight_digests_are_those_of_the_planes(csf, model: Any) -> None:
     }
     assert names <= {name.removeprefix("layers.1.") for name in first}
     assert first["layers.0.w2_weight_scale.fixed"] != first["layers.1.w2_weight_scale.fixed"]
-    model.layers[1].nvfp4_csf.planes[1].fixed.view(-1)[0] ^= 1
+    planes = model.layers[1].nvfp4_csf.planes[1]
+    planes.exceptions[int(planes.offsets[-1]) :] = 7  # slack: an earlier load's words may lie there
+    assert compute_tensor_digests(model) == first
+    planes.fixed.view(-1)[0] ^= 1
     changed = {
         name for name, digest in compute_tensor_digests(model).items() if digest != first[name]
     }
