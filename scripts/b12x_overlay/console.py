@@ -17,7 +17,8 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn, TextIO
 
 from b12x_overlay.exitcodes import ExitCode
@@ -123,8 +124,13 @@ class Console:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose usage errors are JSON too where ``--json`` was among the arguments."""
+    """An argument parser whose usage errors are JSON too where ``--json`` was among the arguments.
 
+    Attributes:
+        always: what the command's JSON holds besides the error whenever it fails.
+    """
+
+    always: Mapping[str, Any] = MappingProxyType({})
     _seen: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -135,7 +141,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Usage and *message* on stderr, the error as JSON on stdout if asked for, exit code 2."""
         hint = f"{self.prog} --help"
-        _error_as_json(Console(as_json="--json" in self._seen), "usage", message, hint)
+        console = Console(as_json="--json" in self._seen)
+        _error_as_json(console, "usage", message, hint, self.always)
         super().error(message)
 
 
@@ -197,9 +204,12 @@ def _failed(console: Console, reason: str, message: str, *, trace: bool) -> int:
     return int(ExitCode.FAILED)
 
 
-def _error_as_json(console: Console, reason: str, message: str, hint: str) -> None:
+def _error_as_json(
+    console: Console, reason: str, message: str, hint: str, always: Mapping[str, Any] | None = None
+) -> None:
     with contextlib.suppress(CommandError):  # stdout takes nothing; stderr still says it
-        console.json({"error": {"reason": reason, "message": message, "next": hint}})
+        error = {"reason": reason, "message": message, "next": hint}
+        console.json({**(always or {}), "error": error})
 
 
 def _write(stream: TextIO | None, text: str) -> None:

@@ -51,6 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="scripts/sync-beta", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EPILOG,
         description="Bring beta the canonical changes that it lacks.",
     )  # fmt: skip
+    parser.always = {"outcome": "failed"}
     parser.add_argument("--repo", type=Path, default=REPO, help="the repository; default: this one")
     parser.add_argument(
         "--canonical", metavar="REF", help="what is meant to last; default: as in the lines file"
