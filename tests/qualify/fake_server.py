@@ -4,7 +4,7 @@
 It answers like vLLM 0.33.0 where it behaves, including usage statistics and Prometheus counters that agree with what
 it sent, and misbehaves in exactly one named way where it is told to. As a process: ``python fake_server.py PORT``; the
 environment variable FAKE_SPEED sets tokens per second, FAKE_A4 adds A4 counters, FAKE_LINGER goes on serving for so many
-seconds after SIGTERM.
+seconds after SIGTERM, FAKE_REFUSES answers every stream with an error that repeats its value.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class Script:
     """None: no such counter; False: it stays 0; True: it grows with prompts."""
     key: str | None = None
     version: str = "0.33.0"
+    refuses: str | None = None
+    """Every stream is refused with this word."""
     unwell: frozenset[int] = frozenset()
     """Which requests for the list of models (1, 2, …) are answered 503."""
 
@@ -243,6 +245,9 @@ class FakeServer:
         if (refusal := refuse(fault, self.script.key)) is not None:
             return refusal
         wanted = body["max_tokens"]
+        if body.get("stream") and self.script.refuses:
+            error = {"error": {"message": f"refused for {self.script.refuses}", "code": 400}}
+            return web.json_response(error, status=400)
         if not body.get("stream"):
             choice: dict[str, Any] = {"finish_reason": "length"}
             choice |= {"message": {"content": "Yes"}} if chat else {"text": " a"}
@@ -450,6 +455,7 @@ def _main() -> None:
     server = FakeServer(Script(decode_tok_s=float(os.environ.get("FAKE_SPEED", "400"))))
     if "FAKE_A4" in os.environ:
         server.script.a4_rows = os.environ["FAKE_A4"] not in ("", "0")
+    server.script.refuses = os.environ.get("FAKE_REFUSES")
     print(f"fake server, A4 prefill: {os.environ.get('FAKE_A4')}", flush=True)
     if "FAKE_LINGER" in os.environ:
         linger = float(os.environ["FAKE_LINGER"])

@@ -18,6 +18,7 @@ from b12x_overlay.qualify.plan_options import variables
 from b12x_overlay.qualify.promises import QUESTIONS
 from b12x_overlay.qualify.redact import Secrets, redact
 from b12x_overlay.qualify.schema import ArmName
+from b12x_overlay.qualify.variables import private
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,8 @@ def secrets_of(sides: list[Side], key: str | None) -> Secrets:
         literals.append((side.address.netloc, "<address>"))
         if any(character in host for character in ".-0123456789"):
             literals.append((host, "<host>"))  # a bare word such as 'vllm' may be part of a name
+        # A server may repeat what it was started with, in an error for one.
+        literals += [(value, "<set>") for value in private(side.environment)]
     if key:
         literals.append((key, "<key>"))
     return Secrets(literals)
