@@ -4,28 +4,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from b12x_overlay.qualify import statistics
 from b12x_overlay.qualify.faults import DEGENERATION
-from b12x_overlay.qualify.needle_counts import needle_counts
+from b12x_overlay.qualify.needle_counts import doubt, needle_counts
 from b12x_overlay.qualify.promise_lines import promise_lines
 from b12x_overlay.qualify.ratio_lines import ratio_lines
-from b12x_overlay.qualify.schema import Block, DecodeSample, Line, Result, VerdictKind
-from b12x_overlay.qualify.verdict import at_least, missing, overall
+from b12x_overlay.qualify.schema import Arm, Block, DecodeSample, Line, Result, VerdictKind
+from b12x_overlay.qualify.verdict import add_note, at_least, missing, overall
 
 
 def judge(result: Result) -> None:
     """Fill the result's lines and verdict from its blocks."""
     lines: list[Line] = []
-    arms = [arm.name for arm in result.arms]
+    arms = result.arms
     for arm in arms:
-        blocks = [block for block in result.blocks if block.arm == arm]
-        prefix = f"{arm.lower()}." if len(arms) > 1 else ""
-        title = f"{arm}: " if len(arms) > 1 else ""
+        blocks = [block for block in result.blocks if block.arm == arm.name]
+        prefix = f"{arm.name.lower()}." if len(arms) > 1 else ""
+        title = f"{arm.name}: " if len(arms) > 1 else ""
         limited = len(arms) == 1
         lines += _prefill_lines(result, blocks, prefix, title, limited)
         lines += _decode_lines(result, blocks, prefix, title, limited)
-        lines += _needle_lines(result, blocks, prefix, title, limited)
+        lines += _needle_lines(result, arm, blocks, prefix, title, limited)
         lines += _guard_lines(result, blocks, prefix, title)
     if len(arms) > 1:
         lines += ratio_lines(result)
@@ -90,7 +91,7 @@ def _decode_lines(
 
 
 def _needle_lines(
-    result: Result, blocks: list[Block], prefix: str, title: str, limited: bool
+    result: Result, arm: Arm, blocks: list[Block], prefix: str, title: str, limited: bool
 ) -> list[Line]:
     if result.plan.needle is None:
         return []
@@ -103,11 +104,10 @@ def _needle_lines(
     interval = statistics.share(
         sum(exact for exact, _ in counts), total, result.thresholds.confidence
     )
-    line = at_least(name, text, "share", interval, limit)
-    line.note = "per run: " + ", ".join(f"{exact} of {answered}" for exact, answered in counts)
-    p = statistics.differ(counts)
-    if p is not None and p < 0.01:
-        line.note += f"; runs differ by more than chance (p = {p:.2g}), the interval is too narrow"
+    line = at_least(
+        name, text, "share", replace(interval, undecided=doubt(result, arm, counts)), limit
+    )
+    add_note(line, "per run: " + ", ".join(f"{exact} of {answered}" for exact, answered in counts))
     return [line]
 
 

@@ -99,7 +99,9 @@ class _Run:
     async def _one(self, index: int) -> tuple[NeedleOutcome, str | None]:
         task = self._tasks[index % len(self._tasks)]
         try:
-            answer = await self._session.client.post_json("/v1/chat/completions", self._body(task))
+            answer = await self._session.client.post_json(
+                "/v1/chat/completions", self._body(task, index)
+            )
             outcome, why = score(answer, task, self._plan.near)
             self._usage(answer)
         except Fault as fault:
@@ -135,7 +137,7 @@ class _Run:
             )
         self._run.prompt_tokens = self._run.prompt_tokens or usage.prompt
 
-    def _body(self, task: NeedleTask) -> dict[str, Any]:
+    def _body(self, task: NeedleTask, index: int) -> dict[str, Any]:
         plan = self._plan
         body: dict[str, Any] = {
             "model": self._session.server.model,
@@ -150,5 +152,7 @@ class _Run:
         if plan.template_options:
             body["chat_template_kwargs"] = plan.template_options
         if self._session.server.abilities.extras:
-            body["cache_salt"] = self._session.salt("needle", self._run.run)
+            # All prompts are alike: with one salt the cache would give one prefill, and its rounding, to all answers.
+            part = (index,) if plan.salt == "request" else ()
+            body["cache_salt"] = self._session.salt("needle", self._run.run, *part)
         return body

@@ -220,7 +220,7 @@ def _needle_options(to: argparse.ArgumentParser) -> None:
     plan = NeedlePlan.model_construct()
     group = to.add_argument_group("needle checksum (all recorded; only equal values compare)")
     for name, default, text in (
-        ("runs", plan.runs, "salted runs"),
+        ("runs", plan.runs, "runs per block"),
         ("requests", plan.requests, "requests per run"),
         ("concurrency", plan.concurrency, "requests in flight"),
         ("records", plan.records, "records around the facts"),
@@ -231,6 +231,12 @@ def _needle_options(to: argparse.ArgumentParser) -> None:
         ("sampling-seed", plan.sampling_seed, "seed of every request"),
     ):
         group.add_argument(f"--needle-{name}", type=int, default=default, metavar="N", help=text)
+    group.add_argument(
+        "--needle-salt",
+        choices=("request", "run"),
+        default=plan.salt,
+        help="prefill every request, or every run once: quicker, but its lines are never conclusive",
+    )
     group.add_argument("--needle-temperature", type=float, default=plan.temperature, metavar="T")
     group.add_argument("--needle-top-p", type=float, default=plan.top_p, metavar="P")
     group.add_argument(

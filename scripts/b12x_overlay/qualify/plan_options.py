@@ -74,6 +74,7 @@ def needle_from(options: argparse.Namespace) -> NeedlePlan:
         )
     names = (
         "runs",
+        "salt",
         "requests",
         "concurrency",
         "records",

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from b12x_overlay.qualify import statistics
-from b12x_overlay.qualify.needle_counts import needle_counts
+from b12x_overlay.qualify.needle_counts import doubt, needle_counts
 from b12x_overlay.qualify.schema import ArmName, Block, DecodeSample, Line, Result
-from b12x_overlay.qualify.verdict import at_least, missing
+from b12x_overlay.qualify.verdict import add_note, at_least, missing
 
 Pick = Callable[[Block], list[float]]
 
@@ -56,7 +57,7 @@ def _decode(
     )
     if not speculates:
         return [rate]
-    rate.note = "moves with acceptance, which moves with the sampled text; compare engine steps"
+    add_note(rate, "moves with acceptance, which moves with the sampled text; compare engine steps")
     return [
         _ratio(result, f"{name}.steps_s", f"{title}, engine steps", limit, steps),
         _ratio(
@@ -73,18 +74,16 @@ def _decode(
 def _needle(result: Result, limit: float | None) -> Line:
     name, title = "ab.needle.difference", "needle checksum, share EXACT, B minus A"
     sums = []
-    for arm in ("A", "B"):
-        counts = needle_counts(side(result, arm))
+    doubts = []
+    for arm in result.arms:
+        counts = needle_counts(side(result, arm.name))
+        doubts.append(doubt(result, arm, counts))
         sums.append((sum(exact for exact, _ in counts), sum(total for _, total in counts)))
     if not all(total for _, total in sums):
         return missing(name, title, "share", None if limit is None else f">= {limit:g}")
-    line = at_least(
-        name,
-        title,
-        "share",
-        statistics.share_difference(sums[0], sums[1], result.thresholds.confidence),
-        limit,
-    )
+    interval = statistics.share_difference(sums[0], sums[1], result.thresholds.confidence)
+    why = "; ".join(dict.fromkeys(filter(None, doubts))) or None
+    line = at_least(name, title, "share", replace(interval, undecided=why), limit)
     line.a, line.b = (exact / total for exact, total in sums)
     return line
 
@@ -96,10 +95,8 @@ def _ratio(result: Result, name: str, title: str, limit: float | None, pick: Pic
     if interval is None:
         return missing(name, title, "ratio", None if limit is None else f">= {limit:g}")
     line = at_least(name, title, "ratio", interval, limit)
-    line.a, line.b = (
-        statistics.spread([value for block in arm_values for value in block]).median
-        for arm_values in (a, b)
-    )
+    if interval.sides:
+        line.a, line.b = interval.sides
     return line
 
 

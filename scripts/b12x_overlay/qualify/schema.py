@@ -101,7 +101,7 @@ class NeedleAnswer(_Part):
 
 
 class NeedleRun(_Part):
-    """One salted run."""
+    """One run."""
 
     run: int = Field(description="number of the run in its block, from 0")
     prompt_tokens: int | None = Field(
@@ -179,6 +179,10 @@ class Arm(_Part):
     a4_log: Literal["active", "armed", "off"] | None = Field(
         default=None, description="what the server's log says of A4"
     )
+    csf_log: Literal["on", "off", "mixed"] | None = Field(
+        default=None,
+        description="whether the server's log says that block scales were compressed; mixed: not after every start",
+    )
 
 
 class VerdictKind(StrEnum):
@@ -202,8 +206,13 @@ class Line(_Part):
     value: float | None = Field(description="null: not measured")
     low: float | None = Field(default=None, description="lower end of the interval")
     high: float | None = Field(default=None, description="upper end of the interval")
-    a: float | None = Field(default=None, description="A/B only: A's figure")
-    b: float | None = Field(default=None, description="A/B only: B's figure")
+    a: float | None = Field(
+        default=None,
+        description="A/B only: A's figure; of a ratio the geometric mean that it is made of",
+    )
+    b: float | None = Field(
+        default=None, description="A/B only: B's figure, likewise: value is b / a, or b - a"
+    )
     basis: str = Field(description="what value and interval are computed from")
     limit: str | None = Field(default=None, description="what is required; null: nothing")
     verdict: VerdictKind = Field(description="what the limit says")

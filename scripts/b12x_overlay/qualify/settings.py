@@ -70,7 +70,12 @@ class DecodePlan(_Part):
 class NeedlePlan(_Part):
     """Hidden facts and a checksum that must come back in exactly one tool call."""
 
-    runs: int = Field(default=3, ge=1, le=100, description="salted runs per block")
+    runs: int = Field(default=3, ge=1, le=100, description="runs per block")
+    salt: Literal["request", "run"] = Field(
+        default="request",
+        description="what has a prefix cache of its own: with 'run' one prefill serves all answers of a run, which is "
+        "quicker, but they are no independent answers then and their lines are never conclusive",
+    )
     requests: int = Field(default=500, ge=1, le=100_000, description="requests per run")
     concurrency: int = Field(
         default=8, ge=1, le=1024, description="requests in flight; only equal values compare"

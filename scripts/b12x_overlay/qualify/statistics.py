@@ -11,6 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+ONE_BLOCK = (
+    "one block on a side cannot tell a change from the difference between two runs: measure each with --rounds 2 or more, "
+    "or both with ab"
+)
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -20,6 +25,10 @@ class Interval:
     low: float | None
     high: float | None
     basis: str
+    undecided: str | None = None
+    """Why the interval may not decide about a limit although it has bounds; None: it may."""
+    sides: tuple[float, float] | None = None
+    """Of a ratio: what it divides, A first."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +99,9 @@ def ratio(
 
     Repeats inside a block share the block's state (clocks, temperature, caches), so with two or more blocks per side
     the block is the unit: a pooled t interval over the blocks' mean logarithms (A B B A has 2 degrees of freedom).
-    With fewer, Welch's t interval over the single repeats, which cannot see the difference between runs; the basis
-    says so.
+    With fewer, Welch's t interval over the single repeats, which cannot see the difference between runs: it says so
+    and is undecided. The sides are the geometric means that the ratio is made of: of the block means, or of the
+    repeats.
     """
     blocks_a = [np.log(block) for block in a if len(block)]
     blocks_b = [np.log(block) for block in b if len(block)]
@@ -100,18 +110,23 @@ def ratio(
     if len(blocks_a) >= 2 and len(blocks_b) >= 2:
         left, right = np.array([x.mean() for x in blocks_a]), np.array([x.mean() for x in blocks_b])
         basis = f"t over {len(left)} + {len(right)} blocks"
-        equal = True
+        undecided, equal = None, True
     else:
         left, right = np.concatenate(blocks_a), np.concatenate(blocks_b)
         basis = f"Welch over {len(left)} + {len(right)} repeats of single blocks; blind to run-to-run change"
-        equal = False
-    value = float(math.exp(right.mean() - left.mean()))
+        undecided, equal = ONE_BLOCK, False
+    sides = float(math.exp(left.mean())), float(math.exp(right.mean()))
+    value = sides[1] / sides[0]
+
+    def interval(low: float | None, high: float | None, basis: str) -> Interval:
+        return Interval(value, low, high, basis, undecided, sides)
+
     if len(left) < 2 or len(right) < 2:
-        return Interval(value, None, None, "one repeat on a side: no interval")
+        return interval(None, None, "one repeat on a side: no interval")
     if np.ptp(left) == 0 and np.ptp(right) == 0:
-        return Interval(value, value, value, basis)
+        return interval(value, value, basis)
     with warnings.catch_warnings():
         # Nearly equal blocks make scipy warn of lost digits; the interval is then narrow, which is right.
         warnings.simplefilter("ignore", RuntimeWarning)
         bounds = stats.ttest_ind(right, left, equal_var=equal).confidence_interval(confidence)
-    return Interval(value, float(math.exp(bounds.low)), float(math.exp(bounds.high)), basis)
+    return interval(float(math.exp(bounds.low)), float(math.exp(bounds.high)), basis)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from b12x_overlay.console import Console
 from b12x_overlay.qualify.schema import Line, Result, VerdictKind
@@ -49,6 +50,12 @@ def shown(line: Line) -> str:
     """Value and unit of a line."""
     unit = "" if line.unit in ("ratio", "share", "") or line.value is None else f" {line.unit}"
     return figure(line.value, line.unit) + unit
+
+
+def side_figure(line: Line, side: Literal["a", "b"]) -> str:
+    """What a line that compares says of one side, or nothing."""
+    value = line.a if side == "a" else line.b
+    return "" if value is None else figure(value, "share" if line.unit == "share" else "rate")
 
 
 def print_summary(console: Console, result: Result, files: Sequence[Path]) -> None:

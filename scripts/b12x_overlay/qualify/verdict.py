@@ -10,11 +10,16 @@ from b12x_overlay.qualify.statistics import Interval
 
 
 def at_least(name: str, title: str, unit: str, interval: Interval, limit: float | None) -> Line:
-    """A line that passes if the whole interval reaches *limit* and fails if none of it does."""
+    """A line that passes if the whole interval reaches *limit* and fails if none of it does.
+
+    An interval that says why it may not decide does neither; the line's note is its reason.
+    """
     low = interval.value if interval.low is None else interval.low
     high = interval.value if interval.high is None else interval.high
     if limit is None:
         verdict = VerdictKind.INFO
+    elif interval.undecided:
+        verdict = VerdictKind.INCONCLUSIVE
     elif high < limit:
         verdict = VerdictKind.FAIL
     elif low >= limit and interval.low is not None:
@@ -24,7 +29,13 @@ def at_least(name: str, title: str, unit: str, interval: Interval, limit: float 
     return Line(
         id=name, title=title, unit=unit, value=interval.value, low=interval.low, high=interval.high,
         basis=interval.basis, limit=None if limit is None else f">= {limit:g}", verdict=verdict,
+        note=interval.undecided,
     )  # fmt: skip
+
+
+def add_note(line: Line, text: str) -> None:
+    """Append *text* to what the line says already."""
+    line.note = f"{line.note}; {text}" if line.note else text
 
 
 def missing(name: str, title: str, unit: str, limit: str | None) -> Line:
