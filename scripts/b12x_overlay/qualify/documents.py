@@ -80,7 +80,13 @@ def _doctor(identity: Identity, document: Document) -> None:
     _versions(identity, _map(document, "versions"))
     _versions(identity, {"driver": gpu.get("driver"), "cuda": gpu.get("cuda")})
     identity.gpus = _names(gpu.get("devices"), "name") or identity.gpus
-    identity.environment |= chosen(_map(document, "settings"))
+    # What the running server says of its own variables counts for more than a report made beside it.
+    answered = "/server_info" in identity.sources
+    identity.environment |= {
+        name: value
+        for name, value in chosen(_map(document, "settings")).items()
+        if not (answered and name.startswith("VLLM_"))
+    }
 
 
 _READERS: dict[str, Callable[[Identity, Document], None]] = {

@@ -3,9 +3,9 @@
 
 * Is A4 really active? The overlay's counters in /metrics, else its lines in the server's log.
 * Does decode of an armed server keep the speed of an unarmed one (the packed kernels)?
-* Do compressed scales (CSF), and their prefetch, keep or gain speed?
+* Do compressed scales (CSF), and their prefetch, keep or gain speed? And were they compressed? The overlay logs it.
 
-The last three are A/B runs that differ in one environment variable: `QUESTIONS` names it.
+The speed is told by A/B runs that differ in one environment variable: `QUESTIONS` names it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from b12x_overlay.qualify.schema import Arm
 
 # Names and texts of overlay/vllm/model_executor/layers/fused_moe/b12x_a4/{counters,report}.py. The counters are in
 # /metrics only with Prometheus' multiprocess mode, and appear there with their first count.
@@ -45,6 +47,8 @@ _START = "Initializing a V1 LLM engine"
 """vLLM logs it at every start, before anything is loaded (v1/engine/core.py)."""
 _ARMED = re.compile(r"A4 prefill: (?:draft model: )?(\d+) of \d+ MoE layers armed")
 _ACTIVE = re.compile(r"First A4 prefill call")
+_COMPRESSED = re.compile(r"NVFP4-CSF: block scales of [1-9]\d* MoE layers")
+"""Text of overlay/vllm/model_executor/layers/quantization/nvfp4_csf/owner.py."""
 
 
 def read_log(text: str) -> LogState:
@@ -59,6 +63,23 @@ def read_log(text: str) -> LogState:
     return "armed" if armed else "off"
 
 
-def read_log_file(path: Path) -> LogState:
-    """As `read_log` for a file. Raises OSError."""
-    return read_log(path.read_text(encoding="utf-8", errors="replace"))
+def is_compressed(text: str) -> bool:
+    """Whether a server's log says since its last start that block scales were compressed."""
+    return _COMPRESSED.search(text.rpartition(_START)[2]) is not None
+
+
+def note_log(arm: Arm, path: Path) -> None:
+    """Keep in *arm* what the log of a start says, together with what those of earlier starts said. Raises OSError.
+
+    What it does not say counts only if vLLM's first line of that start is in it: else it may be the output of a command
+    that is no server, or a log that was cut.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace")
+    whole = _START in text
+    state, compressed = read_log(text), is_compressed(text)
+    if whole or state != "off":
+        order = ("off", "armed", "active")
+        arm.a4_log = max(state, arm.a4_log or "off", key=order.index)
+    if whole or compressed:
+        said: Literal["on", "off"] = "on" if compressed else "off"
+        arm.csf_log = said if arm.csf_log in (None, said) else "mixed"

@@ -14,7 +14,10 @@ from b12x_overlay.qualify.plots import plots
 from b12x_overlay.qualify.promises import QUESTIONS
 from b12x_overlay.qualify.schema import Line, NeedleOutcome, Result
 from b12x_overlay.qualify.store import RESULT, Store
-from b12x_overlay.qualify.summary import figure, interval, shown
+from b12x_overlay.qualify.summary import interval, shown, side_figure
+
+_PROMISES = ("a4", "csf")
+"""Lines that are about one side and belong to the comparison, since it means nothing without them."""
 
 
 def report_names(store: Store) -> tuple[str, str]:
@@ -75,7 +78,9 @@ def _context(result: Result) -> dict[str, Any]:
 
 def _of_side(result: Result, line: Line) -> bool:
     """Whether a line of an A/B is about one side alone."""
-    return len(result.arms) > 1 and not line.id.startswith("ab.") and "a4" not in line.id.split(".")
+    if len(result.arms) < 2 or line.id.startswith("ab."):
+        return False
+    return line.id.split(".")[1] not in _PROMISES
 
 
 def _by_side(result: Result) -> list[tuple[str, list[Line | None]]]:
@@ -106,7 +111,7 @@ def _environment(*, escape: bool) -> jinja2.Environment:
     environment.filters |= {
         "shown": shown,
         "interval": interval,
-        "figure": figure,
+        "side_figure": side_figure,
         "cell": _cell,
         "when": _when,
     }

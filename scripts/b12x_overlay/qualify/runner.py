@@ -131,14 +131,9 @@ class Runner:
         if path is None:
             return
         try:
-            state = promises.read_log_file(path)
+            promises.note_log(arm, path)
         except OSError as error:
             self._progress.line(f"cannot read the server's log: {error.strerror}")
-            return
-        if access.log is None and state == "off":
-            return  # the command may be no server at all, so its silence says nothing
-        order = ("off", "armed", "active")
-        arm.a4_log = max(state, arm.a4_log or "off", key=order.index)
 
 
 def _add_rows(
