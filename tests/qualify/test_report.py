@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 from b12x_overlay.qualify.cli import main
 from b12x_overlay.qualify.report import html, markdown
-from b12x_overlay.qualify.schema import CellStop, FaultCount, Result
+from b12x_overlay.qualify.schema import CellStop, FaultCount
 from b12x_overlay.qualify.store import load
 from qualify.conftest import SMALL
 from qualify.fake_server import serving
@@ -224,11 +224,45 @@ def test_a_wrong_thresholds_file(qualify, tmp_path, text, message):
 
 
 def test_the_shipped_thresholds_are_the_documented_defaults_and_load():
-    from b12x_overlay.qualify.settings import DEFAULT_THRESHOLDS, load_thresholds
+    from b12x_overlay.qualify.settings import DEFAULT_THRESHOLDS, Thresholds, load_thresholds
+
+    def ratios(prefill: float, decode: float, needle: float) -> dict[str, float]:
+        return {
+            "prefill_ratio_min": prefill,
+            "decode_ratio_min": decode,
+            "accepted_ratio_min": 0.95,
+            "needle_difference_min": needle,
+        }
 
     loaded = load_thresholds(DEFAULT_THRESHOLDS)
-    assert set(loaded.question) == {"a4", "csf", "prefetch"}
-    assert Result.model_fields["thresholds"].annotation is type(loaded)
+    assert loaded.model_dump() == {
+        "confidence": 0.95,
+        "single": {
+            "prefill_tok_s_min": {},
+            "decode_tok_s_min": {},
+            "accepted_per_step_min": None,
+            "needle_exact_min": 0.97,
+        },
+        "ratio": ratios(0.97, 0.97, -0.02),
+        "guard": {
+            "degenerate_max": 0,
+            "faults_max": 0,
+            "loop_cycles": 4,
+            "loop_characters": 512,
+        },
+        "question": {
+            "a4": ratios(1.10, 0.97, -0.02),
+            "csf": ratios(0.95, 0.95, -0.01),
+            "prefetch": ratios(1.00, 0.98, -0.01),
+        },
+    }
+    # A file that leaves something out gets the same value.
+    assert Thresholds() == loaded.model_copy(update={"question": {}})
+    for part in (
+        Thresholds,
+        *(type(getattr(loaded, name)) for name in ("single", "ratio", "guard")),
+    ):
+        assert all(field.description for field in part.model_fields.values())
 
 
 def test_help_names_every_command_and_exit_code(capsys):

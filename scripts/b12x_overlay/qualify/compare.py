@@ -43,7 +43,8 @@ def join(a: Result, b: Result) -> Result:
 
 def _prefill(a: Plan, b: Plan, notes: list[str]) -> PrefillPlan | None:
     if a.prefill is None or b.prefill is None:
-        notes.append("prefill is left out: only one side measured it")
+        if a.prefill is not b.prefill:  # neither measured it: nothing is left out
+            notes.append("prefill is left out: only one side measured it")
         return None
     lengths = tuple(length for length in a.prefill.lengths if length in b.prefill.lengths)
     if not lengths:
@@ -57,7 +58,8 @@ def _prefill(a: Plan, b: Plan, notes: list[str]) -> PrefillPlan | None:
 
 def _decode(a: Plan, b: Plan, notes: list[str]) -> DecodePlan | None:
     if a.decode is None or b.decode is None:
-        notes.append("decode is left out: only one side measured it")
+        if a.decode is not b.decode:  # neither measured it: nothing is left out
+            notes.append("decode is left out: only one side measured it")
         return None
     streams = tuple(number for number in a.decode.concurrency if number in b.decode.concurrency)
     if not streams:
@@ -74,7 +76,8 @@ def _decode(a: Plan, b: Plan, notes: list[str]) -> DecodePlan | None:
 
 def _needle(a: Plan, b: Plan, notes: list[str]) -> NeedlePlan | None:
     if a.needle is None or b.needle is None:
-        notes.append("needle is left out: only one side measured it")
+        if a.needle is not b.needle:  # neither measured it: nothing is left out
+            notes.append("needle is left out: only one side measured it")
         return None
     free = {"runs", "requests"}  # more answers narrow the interval, they do not change the task
     if a.needle.model_dump(exclude=free) != b.needle.model_dump(exclude=free):
