@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,8 +67,31 @@ class Script:
     accepted: int = 0
     """Draft tokens accepted per step; 0: no speculative decoding."""
     max_streams: int = 10_000
+    lost_slots: int = 0
+    """How many of the max_streams are gone for good after the first answers."""
     foreign_tokens_s: float = 0.0
     """Tokens per second that another client gets."""
+    foreign_running: int = 0
+    """Added to the gauge of running requests, once foreign_from of our streams have begun."""
+    foreign_from: int = 0
+    foreign_waiting: int = 0
+    """Added to the gauge of waiting requests."""
+    foreign_prompt: int = 0
+    """Prompt tokens of another client with each of our requests."""
+    prefix_cache: str | None = None
+    """What a cached prompt is known by: "salt" (and the prompt) or "prompt" alone; it then takes no time."""
+    cached_share: float = 0.0
+    """Share of every prompt that the counter of cached prompt tokens grows by."""
+    first_slow: float = 1.0
+    """How many times longer the first stream's prompt takes."""
+    slow_until: float = 0.0
+    """Seconds from the first stream in which answers come at a twentieth of the speed."""
+    linger: float = 0.0
+    """Seconds for which a stream whose client has gone still runs."""
+    terminate: set[int] = field(default_factory=set)
+    """During which streams (1, 2, …) this process is told to end."""
+    draft_every: int = 1
+    """Only every so many steps of a stream drafts and accepts."""
     a4_rows: bool | None = None
     """None: no such counter; False: it stays 0; True: it grows with prompts."""
     key: str | None = None
@@ -86,6 +109,13 @@ class Seen:
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     running: int = 0
+    waiting: int = 0
+    lingering: int = 0
+    lingering_at_start: list[int] = field(default_factory=list)
+    """For every stream: requests whose client had gone and that still ran."""
+    started_at: list[float] = field(default_factory=list)
+    """time.monotonic() of every stream."""
+    cached: int = 0
     most_running: int = 0
     prompt_tokens: int = 0
     generated: int = 0
@@ -107,6 +137,8 @@ class FakeServer:
         self._number = itertools.count()
         self._asked_models = 0
         self._ready = threading.Event()
+        self._known: set[tuple[Any, ...]] = set()
+        self._lost = 0
         self._slots = asyncio.Semaphore(self.script.max_streams)
 
     @property
@@ -186,12 +218,15 @@ class FakeServer:
         script, seen = self.script, self.seen
         if not script.metrics:
             raise web.HTTPNotFound
+        others = script.foreign_running * (len(seen.started_at) >= script.foreign_from)
         foreign = int(script.foreign_tokens_s * (time.monotonic() - self._begun))
         values = {
-            "vllm:num_requests_running": seen.running,
-            "vllm:num_requests_waiting": 0,
+            "vllm:num_requests_running": seen.running + others,
+            "vllm:num_requests_waiting": seen.waiting + script.foreign_waiting,
             "vllm:generation_tokens_total": seen.generated + foreign,
             "vllm:iteration_tokens_total_count": seen.steps,
+            "vllm:prompt_tokens_total": seen.prompt_tokens,
+            "vllm:prompt_tokens_cached_total": seen.cached,
             "process_start_time_seconds": self.started,
         }
         if script.accepted:
@@ -252,7 +287,9 @@ class FakeServer:
             choice: dict[str, Any] = {"finish_reason": "length"}
             choice |= {"message": {"content": "Yes"}} if chat else {"text": " a"}
             return web.json_response({"choices": [choice], "usage": usage(prompt, wanted)})
-        async with self._slots:
+        self.seen.started_at.append(time.monotonic())
+        self.seen.lingering_at_start.append(self.seen.lingering)
+        async with self._slot():
             self.seen.running += 1
             self.seen.most_running = max(self.seen.most_running, self.seen.running)
             response = web.StreamResponse(
@@ -262,9 +299,53 @@ class FakeServer:
                 await self._stream(request, response, body, prompt, chat, fault)
             except ConnectionError:  # the client has gone
                 pass
+            except asyncio.CancelledError:
+                if self.script.linger:
+                    self._linger()
+                raise
             finally:
                 self.seen.running -= 1
             return response
+
+    @contextlib.asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        """One of max_streams, after as long a wait as it takes."""
+        self.seen.waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self.seen.waiting -= 1
+        try:
+            yield
+        finally:
+            if self._lost < self.script.lost_slots:
+                self._lost += 1
+            else:
+                self._slots.release()
+
+    def _linger(self) -> None:
+        def end() -> None:
+            self.seen.running -= 1
+            self.seen.lingering -= 1
+
+        self.seen.running += 1
+        self.seen.lingering += 1
+        asyncio.get_running_loop().call_later(self.script.linger, end)
+
+    async def _prefill(self, body: dict[str, Any], prompt: int) -> None:
+        script, seen = self.script, self.seen
+        text = json.dumps(body.get("prompt") or body.get("messages"))
+        known = (text, body.get("cache_salt") if script.prefix_cache == "salt" else None)
+        if script.prefix_cache and known in self._known:
+            seen.cached += prompt
+        else:
+            self._known.add(known)
+            if len(seen.started_at) in script.terminate:
+                os.kill(os.getpid(), signal.SIGTERM)
+            first = script.first_slow if len(seen.started_at) == 1 else 1.0
+            await asyncio.sleep(first * prompt / script.prefill_tok_s)
+        seen.cached += int(script.cached_share * prompt)
+        seen.prompt_tokens += prompt + script.foreign_prompt
 
     async def _stream(
         self,
@@ -291,16 +372,14 @@ class FakeServer:
                 chunk["usage"] = usage(prompt, done, fault)
             return chunk
 
-        await asyncio.sleep(prompt / script.prefill_tok_s)
-        seen.prompt_tokens += prompt
+        await self._prefill(body, prompt)
         wanted = body["max_tokens"]
         if fault == "early_end":
             wanted = max(1, wanted // 2)
-        per_step = 1 + script.accepted
-        done = 0
+        step = done = 0
         begin = time.monotonic()
         while done < wanted:
-            if fault == "stall" and done >= 2:
+            if (fault == "stall" and done >= 2) or (fault == "silent" and done >= 20):
                 await asyncio.sleep(3600)
             if fault == "broken_chunk" and done >= 2:
                 await send('{"choices": [')
@@ -313,16 +392,23 @@ class FakeServer:
                 return
             if fault == "no_end" and done >= 2:
                 return
-            count = min(per_step, wanted - done)
+            drafts = script.accepted and step % script.draft_every == 0
+            step += 1
+            count = min(1 + script.accepted if drafts else 1, wanted - done)
             done += count
             seen.generated += count
             seen.steps += 1 / seen.running  # one engine step serves every running stream
-            seen.drafts += 1
+            seen.drafts += bool(drafts)
             seen.accepted += count - 1
             finish = "length" if done >= wanted else None
             await send(event(words(fault, done, count), done, finish))
+            now = time.monotonic()
+            if now - seen.started_at[0] < script.slow_until:
+                await asyncio.sleep(20 * count / script.decode_tok_s)
+                begin = time.monotonic() - done / script.decode_tok_s
+                continue
             due = begin + done / script.decode_tok_s * (20 if fault == "slow" else 1)
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            await asyncio.sleep(max(0.0, due - now))
         if fault != "no_usage":
             await send({"choices": [], "usage": usage(prompt, done, fault)})
         await send("[DONE]")
@@ -383,6 +469,10 @@ def words(fault: str | None, done: int, count: int) -> str:
     if fault == "repetition":
         return "!" * 8 * count
     if fault == "empty":
+        return ""
+    if fault == "blank":
+        return "\n" * count
+    if fault == "late_text" and done <= 12:
         return ""
     return "".join(f" {WORDS[(k * k + k // 7) % len(WORDS)]}{k}" for k in range(done, done + count))
 

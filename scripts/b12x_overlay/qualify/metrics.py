@@ -24,6 +24,7 @@ _NAMES = {
     "vllm:iteration_tokens_total_count": "steps",
     "vllm:spec_decode_num_drafts_total": "drafts",
     "vllm:spec_decode_num_accepted_tokens_total": "accepted",
+    "vllm:prompt_tokens_total": "prompted",
     "vllm:prompt_tokens_cached_total": "cached_prompt",
     "process_start_time_seconds": "started",
     A4_ROWS: "a4_rows",
@@ -45,6 +46,7 @@ class Counters:
     steps: float | None = None
     drafts: float | None = None
     accepted: float | None = None
+    prompted: float | None = None
     cached_prompt: float | None = None
     started: float | None = None
     a4_rows: float | None = None

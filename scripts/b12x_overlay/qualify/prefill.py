@@ -8,11 +8,15 @@ import time
 from b12x_overlay.qualify import metrics
 from b12x_overlay.qualify.bodies import generation
 from b12x_overlay.qualify.faults import Fault, FaultKind
+from b12x_overlay.qualify.metrics import Counters, increase
 from b12x_overlay.qualify.prompts import Prompt, cold_prompt
 from b12x_overlay.qualify.schema import PrefillSample
 from b12x_overlay.qualify.session import GIVE_UP_AFTER, Session
 from b12x_overlay.qualify.settings import PrefillPlan
 from b12x_overlay.qualify.wire import Chunk, Usage
+
+_CACHE_BLOCK = 16
+"""Prompt tokens. vLLM's prefix cache answers in whole blocks, on GPUs of 16 tokens or more: fewer are no hit."""
 
 
 async def measure(session: Session, plan: PrefillPlan) -> None:
@@ -33,11 +37,12 @@ async def _measure_length(session: Session, plan: PrefillPlan, length: int, have
         return
     failures = 0
     done = have
-    number = have - plan.warmups
+    warm = 0
     with session.progress.task(cell, plan.repeats, have) as task:
         while done < plan.repeats:
+            place = f"warm-up {warm}" if warm < plan.warmups else f"repeat {done}"
             try:
-                sample = await _one(session, plan, length, number)
+                sample = await _one(session, plan, length, f"{place} try {failures}")
             except Fault as fault:
                 session.fault(fault)
                 failures += 1
@@ -46,27 +51,25 @@ async def _measure_length(session: Session, plan: PrefillPlan, length: int, have
                         cell, f"{failures} requests failed in a row, the last with {fault}"
                     )
                     return
-                number += 1
                 continue
             failures = 0
-            number += 1
-            if number <= have:
-                continue  # a warm-up
+            if warm < plan.warmups:
+                warm += 1
+                continue
             session.block.prefill.append(sample)
             done += 1
             session.save()
             task.advance(f"{sample.tok_s:,.0f} tok/s")
 
 
-async def _one(session: Session, plan: PrefillPlan, length: int, number: int) -> PrefillSample:
-    """One cold request. Raises `Fault`."""
+async def _one(session: Session, plan: PrefillPlan, length: int, place: str) -> PrefillSample:
+    """One cold request, the only one at *place* in its cell. Raises `Fault`."""
     server = session.server
     chat = not server.abilities.completions
-    key = f"{session.run_id} {session.block.index} prefill {length} {number}"
     prompt = await cold_prompt(
         session.client,
         server.model,
-        key,
+        session.prompt_key("prefill", length, place),
         length,
         tokenizer=server.abilities.tokenizer,
         ids=not chat,
@@ -79,7 +82,7 @@ async def _one(session: Session, plan: PrefillPlan, length: int, number: int) ->
         max_tokens=plan.answer_tokens,
         temperature=0.0,
         seed=0,
-        salt=session.salt("prefill", length, number),
+        salt=session.salt("prefill", length, place),
         ignore_eos=True,
     )
     seen = _Seen()
@@ -88,7 +91,10 @@ async def _one(session: Session, plan: PrefillPlan, length: int, number: int) ->
     tokens = _check(seen, prompt, plan.answer_tokens, chat=chat, extras=server.abilities.extras)
     assert seen.first is not None
     ttft = seen.first - start
-    busy = None if before is None or before.idle is None else not before.idle
+    after = await metrics.try_scrape(session.client, server.abilities.metrics)
+    busy = _others(before, after, tokens)
+    if busy is False:
+        _check_cold(before, after, tokens)
     return PrefillSample(
         length=length,
         prompt_tokens=tokens,
@@ -97,6 +103,29 @@ async def _one(session: Session, plan: PrefillPlan, length: int, number: int) ->
         tok_s=tokens / ttft,
         busy=busy,
     )
+
+
+def _others(before: Counters | None, after: Counters | None, tokens: int) -> bool | None:
+    """Whether the server had another client's requests beside ours of *tokens*; None where it does not tell."""
+    if before is None or before.idle is None:
+        return None
+    if not before.idle or after is None:
+        return not before.idle
+    at_end = (after.running or 0) + (after.waiting or 0)  # ours may still be counted
+    prompted = increase(before.prompted, after.prompted)
+    return at_end > 1 or (prompted is not None and prompted >= tokens + _CACHE_BLOCK)
+
+
+def _check_cold(before: Counters | None, after: Counters | None, tokens: int) -> None:
+    """Raise the `Fault` of a prompt that the prefix cache answered, by the server's counter of such tokens."""
+    if before is None or after is None:
+        return
+    cached = increase(before.cached_prompt, after.cached_prompt)
+    if cached is not None and cached >= _CACHE_BLOCK:
+        raise Fault(
+            FaultKind.CACHED,
+            f"{cached:.0f} of {tokens} prompt tokens came from the prefix cache, by the server's counter",
+        )
 
 
 class _Seen:

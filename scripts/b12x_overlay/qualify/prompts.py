@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts that share nothing with each other, of an exact number of tokens where the server can count.
 
-The same (run, block, cell, repeat) always gives the same prompt, so that both arms of an A/B see equal texts; what
-keeps them cold is the ``cache_salt``, and a different first sentence per request where a server has no salts.
+The same key always gives the same prompt, and another key one that differs from the first word on. `Session.prompt_key`
+decides which requests share one: the same repeat in A's and B's blocks, so that both arms see equal texts, each with a
+``cache_salt`` of its own; none where the text alone has to keep a prompt cold.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -48,6 +49,7 @@ class Runner:
         self._access = access
         self._store = store
         self._progress = progress
+        self._nonce = secrets.token_hex(4)
         self._arms: dict[ArmName, Arm] = {arm.name: arm for arm in result.arms}
 
     async def run(self) -> None:
@@ -73,6 +75,7 @@ class Runner:
     async def _block(self, block: Block) -> None:
         access = self._access[block.arm]
         self._progress.block(f"{block.arm} {block.index + 1}/{len(self._result.blocks)}")
+        resumed = block.started is not None
         block.started = block.started or datetime.now(UTC)
         try:
             if access.restarter:
@@ -82,7 +85,8 @@ class Runner:
             server = await self._meet(block.arm)
             session = Session(
                 client=access.client, server=server, block=block, guard=self._result.thresholds.guard,
-                run_id=self._result.run_id, progress=self._progress, save=lambda: self._store.save(self._result),
+                run_id=self._result.run_id, nonce=self._nonce, turn=self._turn(block), resumed=resumed,
+                progress=self._progress, save=lambda: self._store.save(self._result),
             )  # fmt: skip
             before = await metrics.try_scrape(access.client, server.abilities.metrics)
             try:
@@ -99,6 +103,10 @@ class Runner:
             if access.restarter:
                 await asyncio.shield(access.restarter.stop())
             self._store.save(self._result, now=True)
+
+    def _turn(self, block: Block) -> int:
+        earlier = self._result.blocks[: block.index]
+        return sum(other.arm == block.arm for other in earlier)
 
     async def _measure(self, session: Session) -> None:
         plan = self._result.plan

@@ -40,7 +40,7 @@ class PrefillSample(_Part):
     )
     tok_s: float = Field(description="prompt_tokens / ttft_s")
     busy: bool | None = Field(
-        description="the server had other requests at the start; null without metrics"
+        description="the server had other requests at the start, the end or in between; null without metrics"
     )
 
 

@@ -27,13 +27,33 @@ class Session:
     block: Block
     guard: GuardThresholds
     run_id: str
+    nonce: str
+    """Random, new for every invocation."""
+    turn: int
+    """How many blocks of the same arm come before this one."""
+    resumed: bool
+    """Whether an earlier invocation has begun the block."""
     progress: Progress
     save: Callable[[], None]
     """Write the result now; called after every sample."""
 
     def salt(self, *parts: object) -> str:
-        """A cache salt that no other request of any run has."""
-        return "-".join([self.run_id, self.block.arm, str(self.block.index), *map(str, parts)])
+        """A cache salt for *parts* of this block that no other invocation and no other block ever uses."""
+        return "-".join([*self._only_here(), *map(str, parts)])
+
+    def prompt_key(self, *parts: object) -> str:
+        """The key of a cold prompt's text.
+
+        The arms' blocks of equal turn have the same keys, so that A and B are compared over equal texts, the salt
+        keeping them cold. Where text alone has to do that nobody else has the key: the server knows no salts, or the
+        block is resumed, where one that only seems to know them has seen the interrupted request's text.
+        """
+        alone = self.resumed or not self.server.abilities.extras
+        place = self._only_here() if alone else [self.run_id, str(self.turn)]
+        return " ".join([*place, *map(str, parts)])
+
+    def _only_here(self) -> list[str]:
+        return [self.run_id, self.nonce, self.block.arm, str(self.block.index)]
 
     def fault(self, fault: Fault) -> None:
         """Count *fault* in the block and save."""
