@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode speed: output tokens per second while a fixed number of streams is always busy.
 
-All streams are started, an uncounted time follows the last stream's first token, then windows follow one another
-without a pause. A stream whose answer ends starts another at once. Tokens are counted from each stream's continuous
+All streams are started, an uncounted time follows the moment when all run at once, then windows follow one another
+without a pause. A stream whose answer ends starts another at once. That the server really runs them all is read from
+its gauges at a window's two ends or, without metrics, from the streams. Tokens are counted from each stream's continuous
 usage statistics, engine steps and accepted draft tokens from the server's metrics at the window's two ends, so that
 a change of acceptance can be told from a change of speed.
 """
@@ -22,6 +23,9 @@ from b12x_overlay.qualify.settings import DecodePlan
 from b12x_overlay.qualify.stream_tally import GiveUpError, Load, Tally
 
 _DRAIN_SECONDS = 30.0
+_LOOK_SECONDS = 1.0
+"""How long to look for a moment in which all streams run: an ended answer is replaced sooner, a limit lasts."""
+_POLL_SECONDS = 0.02
 
 
 async def measure(session: Session, plan: DecodePlan) -> None:
@@ -64,26 +68,28 @@ async def _measure_concurrency(session: Session, plan: DecodePlan, streams: int,
 
 
 async def _ramp(session: Session, load: Load, plan: DecodePlan) -> None:
-    """Wait until every stream runs. Raises `GiveUpError` after ``ramp_seconds``."""
+    """Wait until all streams run at once. Raises `GiveUpError` after ``ramp_seconds``."""
     deadline = time.perf_counter() + plan.ramp_seconds
-    while (started := load.started()) < load.size:
+    most = 0
+    while (running := load.running()) < load.size:
         load.check()
+        most = max(most, running)
         if time.perf_counter() > deadline:
             fault = Fault(
                 FaultKind.NOT_SATURATED,
-                f"{started} of {load.size} streams ran after {plan.ramp_seconds:g} s; "
+                f"{most} of {load.size} streams ran at once in {plan.ramp_seconds:g} s; "
                 "is the server's --max-num-seqs lower, or is it busy?",
             )
             session.fault(fault)
             raise GiveUpError(str(fault))
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(_POLL_SECONDS)
     await asyncio.sleep(plan.settle_seconds)
 
 
 async def _window(session: Session, plan: DecodePlan, load: Load) -> DecodeSample:
     """One window. Raises `Fault` if it is not what it claims to be."""
     available = session.server.abilities.metrics
-    before = await metrics.try_scrape(session.client, available)
+    before, full = await _look(session, load)
     cpu = time.process_time()
     tally = load.begin()
     start = time.perf_counter()
@@ -93,9 +99,41 @@ async def _window(session: Session, plan: DecodePlan, load: Load) -> DecodeSampl
     load.end()
     cpu = time.process_time() - cpu
     after = await metrics.try_scrape(session.client, available)
+    if not full and not tally.faults:
+        _, full = await _look(session, load)
     load.check()
     _check(tally, load, before, after, seconds)
+    if not full:
+        raise Fault(FaultKind.NOT_SATURATED, _shortfall(load, after))
     return _sample(tally, load.size, seconds, cpu, before, after)
+
+
+async def _look(session: Session, load: Load) -> tuple[Counters | None, bool]:
+    """The counters, and whether all streams run; returns as soon as they do, else after `_LOOK_SECONDS`."""
+    deadline = time.perf_counter() + _LOOK_SECONDS
+    while True:
+        counters = await metrics.try_scrape(session.client, session.server.abilities.metrics)
+        full = _all_run(load, counters)
+        if full or time.perf_counter() > deadline:
+            return counters, full
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _all_run(load: Load, counters: Counters | None) -> bool:
+    if counters is None or counters.running is None:
+        return load.running() == load.size
+    return counters.running >= load.size and not counters.waiting
+
+
+def _shortfall(load: Load, counters: Counters | None) -> str:
+    if counters is None or counters.running is None:
+        seen = f"{load.running()} streams ran"
+    else:
+        seen = f"{counters.running:.0f} requests ran and {counters.waiting or 0:.0f} waited on the server"
+    return (
+        f"{seen} at the window's end, and at its start not all {load.size} streams ran either; "
+        "is the server's --max-num-seqs lower, or is it busy?"
+    )
 
 
 def _sample(

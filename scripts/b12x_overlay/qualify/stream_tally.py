@@ -42,7 +42,7 @@ class Load:
         self._session = session
         self._plan = plan
         self._tasks: list[asyncio.Task[None]] = []
-        self._first: set[int] = set()
+        self._running: set[int] = set()
         self._window: Tally | None = None
         self._spent: BudgetSpentError | None = None
         self._stuck: dict[int, Fault] = {}
@@ -65,9 +65,9 @@ class Load:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def started(self) -> int:
-        """Streams that have had a token and are not broken."""
-        return len(self._first - set(self.failing))
+    def running(self) -> int:
+        """Streams whose present answer has had a token and no end."""
+        return len(self._running)
 
     def begin(self) -> Tally:
         """Start counting."""
@@ -119,6 +119,8 @@ class Load:
             except asyncio.CancelledError:
                 answer.cut_off(self._plan, self._session)
                 raise
+            finally:
+                self._running.discard(number)
             turn += 1
             if self._window is not None:
                 self._window.restarts += 1
@@ -188,11 +190,15 @@ class _Answer:
             )
         self._tokens = chunk.usage.completion
         if new:
-            self._load._first.add(self._number)
+            self._load._running.add(self._number)
             self._load.failing.pop(self._number, None)
             if window is not None:
                 window.tokens += new
                 window.active.add(self._number)
+        if (
+            chunk.finish is not None
+        ):  # what follows is bookkeeping, while another request may have its place already
+            self._load._running.discard(self._number)
 
     def finish(self, plan: DecodePlan, session: Session) -> None:
         """Judge a whole answer. Raises `Fault`."""
