@@ -9,6 +9,13 @@ from b12x_overlay.qualify.settings import GuardThresholds
 TAIL = 8192
 """Characters of an answer's end that are looked at."""
 
+FIRST_TEXT = 16
+"""Tokens after which an answer must have shown some text.
+
+Fewer prove nothing: vLLM holds text back while the last tokens may be part of a character (up to four with byte
+tokens), of a stop string or of a marker of the reasoning or tool parser, and special tokens have none.
+"""
+
 
 def loop_length(text: str, limits: GuardThresholds) -> int | None:
     """Length in characters of the cycle that *text* ends in, or None.

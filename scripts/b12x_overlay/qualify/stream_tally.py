@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from b12x_overlay.qualify.bodies import generation
-from b12x_overlay.qualify.degeneration import TAIL, check_answer
+from b12x_overlay.qualify.degeneration import FIRST_TEXT, TAIL, check_answer
 from b12x_overlay.qualify.faults import BudgetSpentError, Fault, FaultKind
 from b12x_overlay.qualify.prompts import story
 from b12x_overlay.qualify.session import GIVE_UP_AFTER, Session
@@ -219,8 +219,8 @@ class _Answer:
             )
 
     def cut_off(self, plan: DecodePlan, session: Session) -> None:
-        """Judge an answer that was cut off because the measurement ended."""
-        if self._tokens:
+        """Judge an answer that was cut off because the measurement ended, if it was long enough to have text."""
+        if self._tokens >= FIRST_TEXT:
             try:
                 self._judge(plan, session)
             except Fault as fault:
