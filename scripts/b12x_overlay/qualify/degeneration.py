@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from b12x_overlay.qualify.faults import Fault, FaultKind
 from b12x_overlay.qualify.settings import GuardThresholds
 
@@ -35,6 +37,31 @@ def loop_length(text: str, limits: GuardThresholds) -> int | None:
         if tail[size - needed + period :] == tail[size - needed : size - period]:
             return period
     return None
+
+
+def one_unit(text: str, cycles: int) -> bool:
+    """Whether *text* but for its spaces is one character or group of characters at least *cycles* times over."""
+    seen = "".join(text.split())
+    period = (
+        (seen + seen).find(seen, 1) if seen else 0
+    )  # a string occurs in its double first at its own period
+    return period > 0 and len(seen) >= cycles * period
+
+
+def check_answers(texts: Sequence[str], tokens: int, limits: GuardThresholds) -> None:
+    """Raise the `Fault` of answers that are too short to be judged one by one, if all of them are degenerate.
+
+    EMPTY: none has visible text; REPETITION: each that has is one unit ``loop_cycles`` times or more. *tokens* is the
+    length of all together; with fewer than `FIRST_TEXT` nothing is said.
+    """
+    if tokens < FIRST_TEXT:
+        return
+    seen = f"{len(texts)} answers of {tokens} tokens together"
+    visible = [text.strip() for text in texts if text.strip()]
+    if not visible:
+        raise Fault(FaultKind.EMPTY, f"no text in {seen}")
+    if all(one_unit(text, limits.loop_cycles) for text in visible):
+        raise Fault(FaultKind.REPETITION, f"nothing but repetition in {seen}: {visible[0][:40]!r}")
 
 
 def check_answer(text: str, tokens: int | None, limits: GuardThresholds) -> None:

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 
 from b12x_overlay.qualify import metrics
 from b12x_overlay.qualify.bodies import generation
+from b12x_overlay.qualify.degeneration import check_answers
 from b12x_overlay.qualify.faults import Fault, FaultKind
 from b12x_overlay.qualify.metrics import Counters, increase
 from b12x_overlay.qualify.prompts import Prompt, cold_prompt
@@ -35,14 +37,37 @@ async def _measure_length(session: Session, plan: PrefillPlan, length: int, have
     if limit is not None and length + plan.answer_tokens > limit:
         await session.give_up(cell, f"the server's context is {limit} tokens")
         return
+    answers = _Answers()
+    try:
+        await _repeat(session, plan, length, have, answers)
+    finally:  # also where it was stopped
+        try:
+            check_answers(answers.texts, answers.tokens, session.guard)
+        except Fault as fault:
+            session.fault(fault)
+
+
+@dataclass
+class _Answers:
+    """What all requests of one length were answered; each is too short to be judged alone."""
+
+    texts: list[str] = field(default_factory=list)
+    tokens: int = 0
+
+
+async def _repeat(
+    session: Session, plan: PrefillPlan, length: int, have: int, answers: _Answers
+) -> None:
+    """Send warm-ups and repeats until there are enough samples or nothing but failures."""
     failures = 0
     done = have
     warm = 0
+    cell = f"prefill {length}"
     with session.progress.task(cell, plan.repeats, have) as task:
         while done < plan.repeats:
             place = f"warm-up {warm}" if warm < plan.warmups else f"repeat {done}"
             try:
-                sample = await _one(session, plan, length, f"{place} try {failures}")
+                sample = await _one(session, plan, length, f"{place} try {failures}", answers)
             except Fault as fault:
                 session.fault(fault)
                 failures += 1
@@ -62,8 +87,10 @@ async def _measure_length(session: Session, plan: PrefillPlan, length: int, have
             task.advance(f"{sample.tok_s:,.0f} tok/s")
 
 
-async def _one(session: Session, plan: PrefillPlan, length: int, place: str) -> PrefillSample:
-    """One cold request, the only one at *place* in its cell. Raises `Fault`."""
+async def _one(
+    session: Session, plan: PrefillPlan, length: int, place: str, answers: _Answers
+) -> PrefillSample:
+    """One cold request, the only one at *place* in its cell; its text goes to *answers*. Raises `Fault`."""
     server = session.server
     chat = not server.abilities.completions
     prompt = await cold_prompt(
@@ -91,6 +118,8 @@ async def _one(session: Session, plan: PrefillPlan, length: int, place: str) -> 
     tokens = _check(seen, prompt, plan.answer_tokens, chat=chat, extras=server.abilities.extras)
     assert seen.first is not None
     ttft = seen.first - start
+    answers.texts.append(seen.text)
+    answers.tokens += seen.usage.completion if seen.usage and seen.usage.completion else 0
     after = await metrics.try_scrape(session.client, server.abilities.metrics)
     busy = _others(before, after, tokens)
     if busy is False:
@@ -133,12 +162,14 @@ class _Seen:
 
     def __init__(self) -> None:
         self.first: float | None = None
+        self.text = ""
         self.usage: Usage | None = None
         self.finish: str | None = None
 
     def take(self, chunk: Chunk) -> None:
         if self.first is None and chunk.has_token:
             self.first = chunk.at
+        self.text += chunk.text
         self.usage = chunk.usage or self.usage
         self.finish = chunk.finish or self.finish
 
