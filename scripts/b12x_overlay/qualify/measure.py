@@ -88,7 +88,7 @@ async def _drive(
     names = {name for side in sides for name in side.environment}
     access: dict[ArmName, Access] = {}
     try:
-        async with AsyncExitStack() as stack:
+        async with budget.limited(), AsyncExitStack() as stack:
             for side in sides:
                 client = await stack.enter_async_context(connect(side, budget, timeouts))
                 access[side.name] = Access(
