@@ -129,7 +129,18 @@ class Runner:
                 "measure it into a new folder: the same command with another --out",
             )  # fmt: skip
         arm.identity, arm.abilities = identity, abilities
+        self._compare_models()
         return server
+
+    def _compare_models(self) -> None:
+        """Note it if the arms serve different models: a ratio then says nothing about an image or a variable."""
+        models = [arm.identity.model for arm in self._result.arms if arm.identity]
+        if len(set(models)) < 2:
+            return
+        note = f"different models: {' and '.join(models)}"
+        if note not in self._result.notes:
+            self._result.notes.append(note)
+            self._progress.line(note)
 
     def _read_log(self, name: ArmName) -> None:
         access, arm = self._access[name], self._arms[name]

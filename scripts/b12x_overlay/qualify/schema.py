@@ -243,5 +243,6 @@ class Result(_Part):
         default="incomplete", description="fail before incomplete before inconclusive before pass"
     )
     notes: list[str] = Field(
-        default_factory=list, description="what a comparison of two results left out"
+        default_factory=list,
+        description="what else to know of a comparison: different models, what was left out",
     )
