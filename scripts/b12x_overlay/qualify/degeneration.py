@@ -42,9 +42,8 @@ def loop_length(text: str, limits: GuardThresholds) -> int | None:
 def one_unit(text: str, cycles: int) -> bool:
     """Whether *text* but for its spaces is one character or group of characters at least *cycles* times over."""
     seen = "".join(text.split())
-    period = (
-        (seen + seen).find(seen, 1) if seen else 0
-    )  # a string occurs in its double first at its own period
+    # A string occurs in its double for the second time at the length of its unit.
+    period = (seen + seen).find(seen, 1) if seen else 0
     return period > 0 and len(seen) >= cycles * period
 
 

@@ -195,9 +195,8 @@ class _Answer:
             if window is not None:
                 window.tokens += new
                 window.active.add(self._number)
-        if (
-            chunk.finish is not None
-        ):  # what follows is bookkeeping, while another request may have its place already
+        # What follows is bookkeeping, while another request may have its place already.
+        if chunk.finish is not None:
             self._load._running.discard(self._number)
 
     def finish(self, plan: DecodePlan, session: Session) -> None:
