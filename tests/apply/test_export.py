@@ -356,6 +356,83 @@ class TestExport:
             assert made.run("export", "--target", exported).code == 0
         assert json.loads(record.read_text())["files"].keys() >= {"patches/second.patch"}
 
+    def test_what_a_set_cannot_hold_is_refused_and_named(
+        self, made: Project, exported: Path
+    ) -> None:
+        before = files(made)
+        tip = git(exported, "rev-parse", "HEAD")
+
+        def refused(*words: str) -> None:
+            result = made.run("export", "--target", exported)
+            assert result.code == 3, result.text
+            assert all(word in result.err for word in words), result.err
+            assert files(made) == before
+            git(exported, "reset", "--quiet", "--hard", tip)
+            git(exported, "clean", "--quiet", "-d", "--force")
+
+        def amended(*message: str) -> None:
+            git(exported, "add", "--all")
+            git(exported, "commit", "--quiet", "--amend", *(message or ("--no-edit",)))
+
+        place(exported, "vllm/new/more.py", b"x = 1\n")  # imported somewhere, and not added
+        refused("not committed", "vllm/new/more.py")
+        (exported / "vllm/sub/b.py").chmod(0o755)
+        amended()
+        refused("changes the mode of vllm/sub/b.py from 100644 to 100755")
+        (exported / "vllm/new/logic.py").unlink()
+        (exported / "vllm/new/logic.py").symlink_to("other.py")
+        amended()
+        refused("vllm/new/logic.py", "no plain file")
+        git(exported, "rm", "--quiet", "vllm/new/logic.py")
+        amended()
+        refused("vllm/new/logic.py was deleted", "remove overlay/vllm/new/logic.py")
+        for line in ("---", "diff --git a/x b/x"):
+            amended("--message", f"Second\n\nas\n{line}\nsays\n\nPatch: second")
+            refused("message of second", "'---' or 'diff --git'")
+        git(exported, "reset", "--quiet", "--hard", "HEAD~1")
+        git(exported, "commit", "--quiet", "--amend", "--message", "First without its line")
+        git(exported, "cherry-pick", "--quiet", tip)
+        refused("first is in patches/patchset.toml", "ends at", "First without its line; no line")
+
+    def test_an_overlay_file_that_no_patch_lists_stops_export(
+        self, made: Project, exported: Path
+    ) -> None:
+        place(made.root, "overlay/vllm/other/more.py", b"x = 1\n")
+        before = files(made)
+        result = made.run("export", "--target", exported)
+        assert (result.code, files(made)) == (3, before)
+        assert "overlay/vllm/other/more.py belongs to no patch" in result.err
+
+    def test_a_set_that_would_not_load_is_not_written(self, made: Project, exported: Path) -> None:
+        amend(exported, "vllm/sub/b.py", b"return 7", b"return 8")
+        (made.root / "overlay/vllm/new/logic.py").unlink()
+        before = files(made)
+        for flags in ((), ("--dry-run",)):
+            result = made.run("export", "--target", exported, *flags)
+            assert (result.code, files(made)) == (3, before), result.text
+            assert "the set would not be in order: " in result.err
+            assert "nothing was written" in result.err
+            assert "/tmp/tmp" not in result.err
+            assert "next: git -C" in result.err
+
+    def test_a_head_that_holds_the_set_without_a_series(
+        self, made: Project, checkout: Path
+    ) -> None:
+        """The tree that the first command of the README leaves, put under git."""
+        assert made.run("--target", checkout).code == 0
+        git(checkout, "add", "--all")
+        git(checkout, "commit", "--quiet", "--amend", "--message", "patched vLLM")
+        head = git(checkout, "rev-parse", "HEAD")
+        result = made.run("--target", checkout, "--commit")
+        assert result.code == 3
+        assert "holds the set, but not as one commit per patch" in result.err
+        assert git(checkout, "rev-parse", "HEAD") == head
+        assert made.run("revert", "--target", checkout).code == 0
+        git(checkout, "add", "--all")
+        git(checkout, "commit", "--quiet", "--message", "vLLM")
+        assert made.run("--target", checkout, "--commit").code == 0
+        assert made.json("export", "--target", checkout)["exit"] == 0
+
     def test_refusals(self, made: Project, exported: Path) -> None:
         before = files(made)
 

@@ -96,7 +96,7 @@ def eager(seen: Seen) -> Feature:
     """Steps with prefill rows bypass CUDA graphs."""
     name = "A4 eager steps"
     if not seen.settings.eager:
-        return Feature(name, False, False, f"{names.EAGER} is not set")
+        return Feature(name, False, False, f"{names.EAGER} is not on")
     if not seen.settings.arm:
         return Feature(name, True, False, f"{names.ARM} is not above 0", f"set {names.ARM}=1")
     return Feature(name, True, True, "steps with prefill rows bypass CUDA graphs")
@@ -106,7 +106,7 @@ def keep_packed(seen: Seen) -> Feature:
     """Packed and native weights side by side."""
     name = "packed weights kept"
     if not seen.settings.keep_packed:
-        return Feature(name, False, False, f"{names.KEEP_PACKED} is not set")
+        return Feature(name, False, False, f"{names.KEEP_PACKED} is not on")
     if not seen.settings.arm:
         return Feature(name, True, False, f"{names.ARM} is not above 0", f"set {names.ARM}=1")
     if seen.settings.compress or (seen.checkpoint is not None and seen.checkpoint.csf):

@@ -126,7 +126,8 @@ def read(
         root = Path(quant.checkpoint_root)
         if not (root / "tensors").is_dir():
             raise CheckpointError(
-                f"{folder / 'config.json'}: checkpoint_root {root} is no CSF container here"
+                f"{folder / 'config.json'}: checkpoint_root {root} is no CSF container here: mount the container at that "
+                "path, or make this folder again with scripts/convert-csf --serving-folder"
             )
         files += sorted((root / "tensors").glob("*.safetensors"))
     return Checkpoint(folder, quant, config, _layers(files, config, quant, progress))

@@ -36,7 +36,7 @@ def feature(seen: Seen) -> Feature:
     )
     if not asked:
         what = "the checkpoint has plain scales" if seen.checkpoint else "no checkpoint was read"
-        return Feature(name, False, False, f"{what}, and {names.COMPRESS} is not set")
+        return Feature(name, False, False, f"{what}, and {names.COMPRESS} is not on")
     obstacles = unpatched(seen) + backend(seen)
     if seen.checkpoint is not None:
         obstacles += _checkpoint(seen, seen.checkpoint)
@@ -59,9 +59,13 @@ def prefetch(seen: Seen) -> Feature:
         return Feature(name, False, False, f"{names.PREFETCH}=0")
     if not csf.asked or csf.active is False:
         return Feature(name, False, False, "needs NVFP4-CSF")
-    return Feature(
-        name, False, csf.active, "on by default, for eager steps that expand all experts"
+    stream = (
+        "on a raised main stream"
+        if seen.settings.raise_main_stream
+        else f"main stream as it was ({names.RAISE_MAIN_STREAM}=0)"
     )
+    why = f"on by default, for eager steps that expand all experts, {stream}"
+    return Feature(name, False, csf.active, why)
 
 
 def _checkpoint(seen: Seen, checkpoint: Checkpoint) -> list[Obstacle]:

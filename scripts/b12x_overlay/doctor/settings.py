@@ -32,7 +32,7 @@ class Settings:
 
     Attributes:
         arm: A4 prefill is asked for (:data:`ARM` is an integer above 0).
-        eager, keep_packed, compress, prefetch: the switches of that name.
+        eager, keep_packed, compress, prefetch, raise_main_stream: the switches of that name.
         force_a16: upstream's W4A16 switch; None if upstream cannot parse it and will not start.
         given: the variables of interest that are set, as they are set.
     """
@@ -42,6 +42,7 @@ class Settings:
     keep_packed: bool
     compress: bool
     prefetch: bool
+    raise_main_stream: bool
     force_a16: bool | None
     given: dict[str, str]
 
@@ -60,6 +61,7 @@ def read(
         keep_packed=_flag(environ, KEEP_PACKED, False, found),
         compress=_flag(environ, COMPRESS, False, found),
         prefetch=_flag(environ, PREFETCH, True, found),
+        raise_main_stream=_flag(environ, RAISE_MAIN_STREAM, True, found),
         force_a16=_force_a16(environ, found),
         given={name: environ[name] for name in (*OURS, FORCE_A16, FORK_SWITCH) if name in environ},
     )
@@ -71,7 +73,6 @@ def read(
     if FORK_SWITCH in environ:
         text = f"{FORK_SWITCH} is the switch of b12x builds that take a4_prefill; this project's switch is {ARM}"
         found.append(Finding("settings", Level.NOTE, text, f"set {ARM}=1 (on) or unset it (off)"))
-    _flag(environ, RAISE_MAIN_STREAM, True, found)  # a malformed value is worth a finding
     found += _unknown(environ, registered)
     return settings, found
 

@@ -13,6 +13,8 @@ import argparse
 import os
 import re
 import shlex
+import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +26,13 @@ from b12x_overlay.patching import diff, gitrepo, hunks, instep, patchset, pinfil
 from b12x_overlay.patching.entry import Entry
 from b12x_overlay.patching.gitrepo import Checkout
 from b12x_overlay.patching.instep import InStep
+from b12x_overlay.patching.overlayback import below, claimed, overlay_back
 from b12x_overlay.patching.patchset import MARKER, PatchSetError, TouchedFile
 from b12x_overlay.paths import OVERLAY, PATCHES
 
 _TRAILER = re.compile(r"^Patch: *([a-z0-9][a-z0-9-]*) *$", re.MULTILINE)
+_ENDS_MESSAGE = re.compile(r"^(---|diff --git )", re.MULTILINE)
+_WHAT = {"A": "adds", "D": "deletes", "T": "changes the type of"}
 _FORMAT = (
     "format-patch", "-1", "--stdout", "--zero-commit", "--keep-subject", "--no-stat", "--no-signature", "--full-index",
     "--no-attach", "--no-thread", "--no-cover-letter", "--no-numbered", "--no-notes", "--no-to", "--no-cc",
@@ -48,11 +53,12 @@ def command(args: argparse.Namespace, console: Console) -> int:
     """Export; with --dry-run only say what would change."""
     made = gitrepo.open_checkout(Path(args.target).expanduser().resolve())
     # the marker is written anew by every apply and is not exported
-    if made.run(
+    loose = made.run(
         "status", "--porcelain", "--untracked-files=no", "--", ":(top)", f":(top,exclude){MARKER}"
-    ):
+    ) or made.run("ls-files", "--others", "--exclude-standard", "--", ":(top)vllm/**/*.py")
+    if loose:
         raise CommandError(
-            f"{made.root} has changes that are not committed; export takes commits only",
+            f"{made.root} has changes that are not committed, {_first(loose)} first; export takes commits only",
             reason="uncommitted-changes",
             hint=f"git -C {shlex.quote(str(made.root))} status, then commit them (git commit --fixup, git rebase --autosquash)",
         )
@@ -63,30 +69,35 @@ def command(args: argparse.Namespace, console: Console) -> int:
     claims = {
         str(row.get("name")): tuple(row.get("overlay", [])) for row in document.get("patch", [])
     }
-    series = _series(made)
-    _check_names(made, [name for _, name in series], list(claims))
+    series, end = _series(made)
+    _check_names(made, [name for _, name in series], list(claims), end)
     exported = [_export(made, commit, name, claims) for commit, name in series]
     in_step = instep.load(made)
     writes = {PATCHES / f"{one.name}.patch": one.data for one in exported}
     _refuse_newer_patches(made, in_step, writes)
-    overlay, same = _overlay_back(made, claims, in_step)
+    overlay, same = overlay_back(made, claims, in_step)
     writes |= overlay
     pin = PATCHES / patchset.PIN_FILE
     writes[pin] = pinfile.with_files(pin.read_bytes(), [(one.name, one.files) for one in exported])
     changed = [
         path for path, data in writes.items() if not path.exists() or path.read_bytes() != data
     ]
+    _check_result({path: writes[path] for path in changed})
     if not args.dry_run:
         _write({path: writes[path] for path in changed})
-        _check_result()
-        held = {_below(path): data for path, data in writes.items() if path != pin} | same
+        held = {below(path): data for path, data in writes.items() if path != pin} | same
         instep.save(made, held)
     return _report(args, console, exported, changed)
 
 
-def _series(made: Checkout) -> list[tuple[str, str]]:
-    """Commit and patch name, oldest first."""
+def _first(listed: bytes) -> str:
+    return listed.decode(errors="replace").splitlines()[0].strip()
+
+
+def _series(made: Checkout) -> tuple[list[tuple[str, str]], str]:
+    """Commit and patch name, oldest first, and the commit below, at which the series ends."""
     found: list[tuple[str, str]] = []
+    end = ""
     for commit in made.repo.iter_commits("HEAD", first_parent=True):
         message = (
             commit.message
@@ -95,6 +106,8 @@ def _series(made: Checkout) -> list[tuple[str, str]]:
         )
         names = _TRAILER.findall(message)
         if not names:
+            what = "a merge" if len(commit.parents) > 1 else "no line 'Patch: NAME' in its message"
+            end = f"{commit.hexsha[:12]} ({str(commit.summary)[:60]}; {what})"
             break
         if len(commit.parents) != 1:
             raise CommandError(
@@ -109,10 +122,10 @@ def _series(made: Checkout) -> list[tuple[str, str]]:
             reason="empty-series",
             hint="make the series with: scripts/apply-patches apply --commit --target CHECKOUT",
         )
-    return found[::-1]
+    return found[::-1], end
 
 
-def _check_names(made: Checkout, commits: list[str], listed: list[str]) -> None:
+def _check_names(made: Checkout, commits: list[str], listed: list[str], end: str) -> None:
     for name in commits:
         if commits.count(name) > 1:
             raise CommandError(
@@ -129,27 +142,42 @@ def _check_names(made: Checkout, commits: list[str], listed: list[str]) -> None:
     for name in listed:
         if name not in commits:
             raise CommandError(
-                f"{name} is in patches/{patchset.PIN_FILE}, but has no commit in {made.root}; no patch was changed",
+                f"{name} is in patches/{patchset.PIN_FILE}, but has no commit in {made.root}: going back from HEAD, the "
+                f"series ends at {end or 'the first commit'}; no patch was changed",
                 reason="missing-commit",
-                hint=f"restore its commit, or, to drop the patch, remove its [[patch]] and patches/{name}.patch first",
+                hint="if that commit belongs to the series, give its message the line or take the merge out; to drop "
+                f"{name}, remove its [[patch]] and patches/{name}.patch first",
             )
 
 
 def _export(made: Checkout, commit: str, name: str, claims: dict[str, tuple[str, ...]]) -> Exported:
     paths = []
-    raw = made.run("diff-tree", "-r", "-z", "--no-renames", "--name-status", f"{commit}^", commit)
+    message = made.text("log", "-1", "--format=%B", commit)
+    if _ENDS_MESSAGE.search(message):
+        raise CommandError(
+            f"the message of {name} ({commit[:12]}) has a line that begins with '---' or 'diff --git': in a patch file "
+            "the message ends there",
+            reason="bad-message",
+            hint="git rebase -i, reword it: indent such lines",
+        )
+    raw = made.run("diff-tree", "-r", "-z", "--no-renames", "--raw", f"{commit}^", commit)
     words = raw.decode(errors="surrogateescape").split("\0")
-    for status, path in zip(words[:-1:2], words[1::2], strict=True):
-        if path == MARKER or any(_claimed(path, listed) for listed in claims.values()):
+    for change, path in zip(words[:-1:2], words[1::2], strict=True):
+        old_mode, new_mode, _, _, status = change.removeprefix(":").split(" ")
+        if path == MARKER or any(claimed(path, listed) for listed in claims.values()):
             continue
         if status != "M" or not path.startswith("vllm/"):
-            what = {"A": "adds", "D": "deletes"}.get(
-                status, "changes the type of" if status == "T" else "changes"
-            )
             raise CommandError(
-                f"{name} ({commit[:12]}) {what} {path}: a patch only changes files below vllm/",
+                f"{name} ({commit[:12]}) {_WHAT.get(status, 'changes')} {path}: a patch changes files of vllm/ and neither "
+                "adds nor removes any",
                 reason="bad-patch",
-                hint="put a new file into overlay/ and list it under overlay of the [[patch]]; leave the rest out",
+                hint=f"copy a new file to overlay/ and list it under overlay of {name}'s [[patch]]; leave the rest out",
+            )
+        if old_mode != new_mode:
+            raise CommandError(
+                f"{name} ({commit[:12]}) changes the mode of {path} from {old_mode} to {new_mode}: a patch changes text only",
+                reason="bad-patch",
+                hint="give the file its mode back, commit --amend",
             )
         paths.append(path)
     if not paths:
@@ -182,11 +210,11 @@ def _refuse_newer_patches(made: Checkout, in_step: InStep, writes: dict[Path, by
     if not in_step.marked:
         return
     newer = [
-        _below(path)
+        below(path)
         for path, data in writes.items()
         if path.exists()
         and (mine := path.read_bytes()) != data
-        and not in_step.knows(_below(path), patchset.sha256(mine))
+        and not in_step.knows(below(path), patchset.sha256(mine))
     ]
     if newer:
         raise CommandError(
@@ -196,44 +224,6 @@ def _refuse_newer_patches(made: Checkout, in_step: InStep, writes: dict[Path, by
             hint="apply the set to a fresh checkout and move the edits there; if the checkout's version is the right "
             f"one after all: rm {shlex.join(newer)}, then export again",
         )
-
-
-def _overlay_back(
-    made: Checkout, claims: dict[str, tuple[str, ...]], in_step: InStep
-) -> tuple[dict[Path, bytes], dict[str, bytes]]:
-    """Overlay files edited in the checkout, and those that are the same here; edited on both sides is refused."""
-    listed = made.run("ls-tree", "-r", "-z", "--name-only", "HEAD", "--", "vllm").decode(
-        errors="surrogateescape"
-    )
-    result: dict[Path, bytes] = {}
-    same: dict[str, bytes] = {}
-    for path in listed.split("\0")[:-1]:
-        if not any(_claimed(path, names) for names in claims.values()):
-            continue
-        theirs = made.read(path)
-        assert isinstance(theirs, Entry)
-        place = OVERLAY / path
-        name = _below(place)
-        mine = patchset.sha256(place.read_bytes()) if place.exists() else None
-        if theirs.sha256 == mine:
-            same[name] = theirs.data
-        elif in_step.knows(name, mine):
-            result[place] = theirs.data
-        elif not in_step.knows(name, theirs.sha256):
-            raise CommandError(
-                f"overlay/{path} differs from the checkout's {path}, and both differ from what was applied or exported",
-                reason="overlay-conflict",
-                hint=f"merge them by hand: diff {place} {made.root / path}",
-            )
-    return result, same
-
-
-def _below(path: Path) -> str:
-    return path.relative_to(PATCHES.parent).as_posix()
-
-
-def _claimed(path: str, claims: tuple[str, ...]) -> bool:
-    return any(path == claim or path.startswith(f"{claim}/") for claim in claims)
 
 
 def _write(writes: dict[Path, bytes]) -> None:
@@ -248,21 +238,36 @@ def _write(writes: dict[Path, bytes]) -> None:
         temporary.replace(path)
 
 
-def _check_result() -> None:
-    try:
-        patchset.load(PATCHES, OVERLAY)
-    except PatchSetError as error:
+def _check_result(writes: dict[Path, bytes]) -> None:
+    """Load the set as it will be, from a copy, before anything is written."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for source in (PATCHES, OVERLAY):
+            shutil.copytree(source, root / source.name, symlinks=True)
+        for path, data in writes.items():
+            place = root / below(path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(data)
+        try:
+            loaded = patchset.load(root / PATCHES.name, root / OVERLAY.name)
+        except PatchSetError as error:
+            raise CommandError(
+                f"the set would not be in order: {str(error).replace(folder, str(PATCHES.parent))}; nothing was written",
+                reason="bad-patch-set",
+                hint=f"git -C {shlex.quote(str(PATCHES.parent))} status -- patches overlay says what was edited or removed",
+            ) from error
+    if loaded.unclaimed:  # it would not be applied, and the set would fail where it is imported
         raise CommandError(
-            f"exported, but the set is not in order: {error}",
-            code=ExitCode.FAILED,
-            reason="bad-patch-set",
-        ) from error
+            f"overlay/{loaded.unclaimed[0]} belongs to no patch and would not be applied; nothing was written",
+            reason="unlisted-overlay",
+            hint=f"list it under overlay of its [[patch]] in patches/{patchset.PIN_FILE}, or remove it",
+        )
 
 
 def _report(
     args: argparse.Namespace, console: Console, exported: list[Exported], changed: list[Path]
 ) -> int:
-    names = [_below(path) for path in changed]
+    names = [below(path) for path in changed]
     code = ExitCode.DIFFERENT if args.dry_run and changed else ExitCode.OK
     outcome = "unchanged" if not changed else "would export" if args.dry_run else "exported"
     document: dict[str, Any] = {

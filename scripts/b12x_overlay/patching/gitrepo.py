@@ -151,6 +151,8 @@ def command(
         )
     head = made.text("rev-parse", "HEAD")
     todo = _uncommitted(made, patch_set)
+    if not todo:
+        _refuse_without_series(made, patch_set)
     preview = engine.apply(target, patch_set, dry_run=True)
     if preview.code is ExitCode.REFUSED or (args.dry_run and todo):
         outcome = preview
@@ -205,6 +207,19 @@ def _uncommitted(made: Checkout, patch_set: PatchSet) -> list[Patch]:
             hint="check out the pinned version, then run the command again",
         )
     return list(patch_set.patches[done:])
+
+
+def _refuse_without_series(made: Checkout, patch_set: PatchSet) -> None:
+    """HEAD holds the set: as commits that export can read, or as one that somebody made of the patched files?"""
+    log = made.text("log", "--first-parent", "--format=%B", f"-{4 * len(patch_set.patches)}")
+    lost = [p.name for p in patch_set.patches if f"\nPatch: {p.name}\n" not in f"\n{log}\n"]
+    if lost:
+        where = shlex.quote(str(made.root))
+        raise CommandError(
+            f"HEAD of {made.root} holds the set, but not as one commit per patch ({lost[0]} has none)",
+            reason="no-series",
+            hint=f"scripts/apply-patches revert --target {where}, commit that, then run this command again",
+        )
 
 
 def _content(seen: Survey, patch_set: PatchSet, patch: Patch) -> dict[str, Entry]:

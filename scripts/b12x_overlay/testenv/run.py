@@ -51,6 +51,9 @@ def main(argv: list[str]) -> int:
     if argv[:1] == ["--run"] and not (argv[1:] and Path(argv[1]).is_file()):
         print("error: --run wants a program, for example tests/sync/bench_sync.py", file=sys.stderr)
         return ExitCode.USAGE
+    if argv[:1] == ["--run"] and "__main__" not in Path(argv[1]).read_text(errors="replace"):
+        print(f"error: {argv[1]} is no program; see tests/README.md", file=sys.stderr)
+        return ExitCode.USAGE
     try:
         python = bootstrap.ensure("test")
         sites.ensure_all()
