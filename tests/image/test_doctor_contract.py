@@ -77,7 +77,11 @@ def test_a4_switches_mean_the_same(text: str) -> None:
 @pytest.mark.parametrize("text", TEXTS)
 def test_csf_switches_mean_the_same(text: str) -> None:
     parse = module(f"{CSF}.settings").parse_settings
-    for name, attribute in ((settings.COMPRESS, "compress"), (settings.PREFETCH, "prefetch")):
+    for name, attribute in (
+        (settings.COMPRESS, "compress"),
+        (settings.PREFETCH, "prefetch"),
+        (settings.RAISE_MAIN_STREAM, "raise_main_stream"),
+    ):
         environ = {name: text}
         assert getattr(settings.read(environ)[0], attribute) == getattr(parse(environ), attribute)
 

@@ -296,6 +296,9 @@ def test_a_csf_container_needs_its_flags(tmp_path: Path) -> None:
     rows = table(read, (*B12X, *flags))
     assert rows["NVFP4-CSF"].active is True
     assert rows["CSF scale prefetch"].active is True
+    assert "on a raised main stream" in rows["CSF scale prefetch"].why
+    rows = table(read, (*B12X, *flags), {**ON, settings.RAISE_MAIN_STREAM: "0"})
+    assert f"{settings.RAISE_MAIN_STREAM}=0" in rows["CSF scale prefetch"].why
     assert rows["A4 prefill"].active is True  # the source config's recipe counts
     assert (
         table(read, (*B12X, *flags), {**ON, settings.PREFETCH: "0"})["CSF scale prefetch"].active
