@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 
@@ -153,6 +154,9 @@ def test_the_log_line_is_the_overlays():
     settings = (folder / "settings.py").read_text(encoding="utf-8")
     assert f'"{csf_lines.COMPRESS}"' in settings
     assert f'"{csf_lines.PREFETCH}"' in settings
+    report = (OVERLAY / "vllm/model_executor/layers/fused_moe/b12x_a4/report.py").read_text()
+    listed = report.split("_NVFP4_METHODS = frozenset(")[1].split(")")[0]
+    assert set(re.findall(r'"(\w+)"', listed)) == csf_lines._COMPRESSIBLE | {"nvfp4_csf"}
     assert promises.is_compressed(START + CSF)
     assert not promises.is_compressed(CSF + START)
     assert not promises.is_compressed(START + CSF.replace("45", "0"))

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from gpu import vllm_stubs
 
-from rows import gpu_layer
+from rows import warming
 
 PROMPT_LENGTHS = (5, 40, 3, 20, 60, 1, 33, 97)
 STEP_ROWS = 64
@@ -228,7 +228,7 @@ def set_up(runner: str, sync_check: str | None = None, device: str = "cuda") -> 
         import vllm  # noqa: F401 - the stand-ins replace parts of it
 
         vllm_stubs.install()
-        gpu_layer.warm_up_on_any_device()
+        warming.warm_up_on_any_device()
 
 
 def make_llm(

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from rows import harness
+from rows.warming import Compilations, model_of, warm_up, warm_up_on_any_device
 
 GEOMETRY = harness.Geometry(E=8, H=512, I=256, topk=2)
 """The smallest that both providers accept; ids and weights take 8 bytes a row, so odd slices start off 16 bytes."""
@@ -330,61 +331,6 @@ def capture_and_reload(layer: Layer) -> dict[str, Any]:
     return found
 
 
-class Compilations:
-    """Counts kernels that b12x compiles or loads from its disk cache, and Triton kernels."""
-
-    def __init__(self) -> None:
-        self.triton = 0
-        from triton import knobs
-
-        before = knobs.compilation.listener
-
-        def listener(*args: Any, **kwargs: Any) -> None:
-            self.triton += 1
-            if before is not None:
-                before(*args, **kwargs)
-
-        knobs.compilation.listener = listener
-
-    def count(self) -> dict[str, int]:
-        from b12x._lib import compiler
-
-        info = compiler.compile_cache_info()
-        return {
-            "compiled": int(info["compile_misses"]),
-            "from_disk": int(info["disk_cache_hits"]),
-            "triton": self.triton,
-        }
-
-
-def warm_up_on_any_device() -> None:
-    """vLLM warms b12x up on SM12x only."""
-    from vllm.model_executor.warmup import b12x_warmup
-
-    b12x_warmup.current_platform = SimpleNamespace(
-        is_cuda=lambda: True, is_device_capability_family=lambda family: True
-    )
-
-
-def warm_up(*layers: Any) -> None:
-    """vLLM's own b12x warm-up of a worker with these layers."""
-    warm_up_on_any_device()
-    from vllm.model_executor.warmup import b12x_warmup
-
-    model = torch.nn.Module()
-    model.layers = torch.nn.ModuleList(layers)
-    worker = SimpleNamespace(
-        get_model=lambda: model,
-        get_draft_model=lambda: None,
-        model_config=SimpleNamespace(dtype=torch.bfloat16),
-        vllm_config=SimpleNamespace(compilation_config=SimpleNamespace(compile_sizes=None)),
-        scheduler_config=SimpleNamespace(
-            max_num_batched_tokens=MAX_ROWS, max_num_scheduled_tokens=None
-        ),
-    )
-    b12x_warmup.b12x_warmup(worker, [1, 2, 4, 8])
-
-
 def sweep(armed: Layer, unarmed: Layer, count: Callable[[], dict[str, int]]) -> list[Any]:
     """Sizes whose calls compiled or loaded a kernel although everything was warmed up."""
     from vllm.model_executor.layers.fused_moe.b12x_a4 import parts
@@ -431,7 +377,8 @@ def findings(device: str) -> dict[str, Any]:
     finished("load")
     if device != "cpu":
         compilations = Compilations()
-        warm_up(layer.module, plain.module)
+        warm_up_on_any_device()
+        warm_up(model_of(layer.module, plain.module), max_rows=MAX_ROWS, sizes=(1, 2, 4, 8))
         found["warm-up"] = compilations.count()
         finished("warm-up")
     found["steps"] = {

@@ -10,33 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from rows import harness
+from rows import harness, warming
+from rows.warming import model_of
 
 MAX_ROWS = 300
 SIZES = (1, 2, 4, 8, 16, 256, MAX_ROWS)
 
 
-def model_of(*layers: Any) -> Any:
-    model = torch.nn.Module()
-    model.layers = torch.nn.ModuleList(layers)
-    return model
-
-
 def warm_up(monkeypatch: pytest.MonkeyPatch, target: Any, draft: Any = None) -> None:
     """vLLM's own b12x warm-up of a worker with these models."""
-    from vllm.model_executor.warmup import b12x_warmup
-
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda *args: None)
-    worker = SimpleNamespace(
-        get_model=lambda: target,
-        get_draft_model=lambda: draft,
-        model_config=SimpleNamespace(dtype=torch.bfloat16),
-        vllm_config=SimpleNamespace(compilation_config=SimpleNamespace(compile_sizes=None)),
-        scheduler_config=SimpleNamespace(
-            max_num_batched_tokens=MAX_ROWS, max_num_scheduled_tokens=None
-        ),
-    )
-    b12x_warmup.b12x_warmup(worker, list(SIZES))
+    warming.warm_up(target, draft, max_rows=MAX_ROWS, sizes=SIZES)
 
 
 def sweep(layer: Any, geometry: harness.Geometry, reference: Any, sizes: Any) -> set[Any]:

@@ -30,7 +30,6 @@ from b12x_overlay.patching.overlayback import below, claimed, overlay_back
 from b12x_overlay.patching.patchset import MARKER, PatchSetError, TouchedFile
 from b12x_overlay.paths import OVERLAY, PATCHES
 
-_TRAILER = re.compile(r"^Patch: *([a-z0-9][a-z0-9-]*) *$", re.MULTILINE)
 _ENDS_MESSAGE = re.compile(r"^(---|diff --git )", re.MULTILINE)
 _WHAT = {"A": "adds", "D": "deletes", "T": "changes the type of"}
 _FORMAT = (
@@ -104,7 +103,7 @@ def _series(made: Checkout) -> tuple[list[tuple[str, str]], str]:
             if isinstance(commit.message, str)
             else commit.message.decode(errors="replace")
         )
-        names = _TRAILER.findall(message)
+        names = gitrepo.TRAILER.findall(message)
         if not names:
             what = "a merge" if len(commit.parents) > 1 else "no line 'Patch: NAME' in its message"
             end = f"{commit.hexsha[:12]} ({str(commit.summary)[:60]}; {what})"

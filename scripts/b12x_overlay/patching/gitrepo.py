@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import tempfile
@@ -35,6 +36,8 @@ _NEUTRAL = (
     "format.encodeEmailHeaders=true", "format.mboxrd=false", "format.signature=", "format.signOff=false",
     "format.useAutoBase=false",
 )  # fmt: skip
+TRAILER = re.compile(r"^Patch: *([a-z0-9][a-z0-9-]*) *$", re.MULTILINE)
+"""The line of a commit message that names its patch."""
 _KEPT = ("GIT_COMMITTER_", "GIT_CONFIG", "GIT_EXEC_PATH", "GIT_TRACE")
 
 
@@ -212,7 +215,8 @@ def _uncommitted(made: Checkout, patch_set: PatchSet) -> list[Patch]:
 def _refuse_without_series(made: Checkout, patch_set: PatchSet) -> None:
     """HEAD holds the set: as commits that export can read, or as one that somebody made of the patched files?"""
     log = made.text("log", "--first-parent", "--format=%B", f"-{4 * len(patch_set.patches)}")
-    lost = [p.name for p in patch_set.patches if f"\nPatch: {p.name}\n" not in f"\n{log}\n"]
+    there = TRAILER.findall(log)
+    lost = [patch.name for patch in patch_set.patches if patch.name not in there]
     if lost:
         where = shlex.quote(str(made.root))
         raise CommandError(

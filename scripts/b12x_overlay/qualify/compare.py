@@ -41,10 +41,14 @@ def join(a: Result, b: Result) -> Result:
     )  # fmt: skip
 
 
+def _note_one_sided(part: str, a: object, b: object, notes: list[str]) -> None:
+    if a is not b:  # neither measured it: nothing is left out
+        notes.append(f"{part} is left out: only one side measured it")
+
+
 def _prefill(a: Plan, b: Plan, notes: list[str]) -> PrefillPlan | None:
     if a.prefill is None or b.prefill is None:
-        if a.prefill is not b.prefill:  # neither measured it: nothing is left out
-            notes.append("prefill is left out: only one side measured it")
+        _note_one_sided("prefill", a.prefill, b.prefill, notes)
         return None
     lengths = tuple(length for length in a.prefill.lengths if length in b.prefill.lengths)
     if not lengths:
@@ -58,8 +62,7 @@ def _prefill(a: Plan, b: Plan, notes: list[str]) -> PrefillPlan | None:
 
 def _decode(a: Plan, b: Plan, notes: list[str]) -> DecodePlan | None:
     if a.decode is None or b.decode is None:
-        if a.decode is not b.decode:  # neither measured it: nothing is left out
-            notes.append("decode is left out: only one side measured it")
+        _note_one_sided("decode", a.decode, b.decode, notes)
         return None
     streams = tuple(number for number in a.decode.concurrency if number in b.decode.concurrency)
     if not streams:
@@ -76,8 +79,7 @@ def _decode(a: Plan, b: Plan, notes: list[str]) -> DecodePlan | None:
 
 def _needle(a: Plan, b: Plan, notes: list[str]) -> NeedlePlan | None:
     if a.needle is None or b.needle is None:
-        if a.needle is not b.needle:  # neither measured it: nothing is left out
-            notes.append("needle is left out: only one side measured it")
+        _note_one_sided("needle", a.needle, b.needle, notes)
         return None
     free = {"runs", "requests"}  # more answers narrow the interval, they do not change the task
     if a.needle.model_dump(exclude=free) != b.needle.model_dump(exclude=free):

@@ -51,13 +51,11 @@ def with_planes(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """*parameters* of a model with every scratch replaced by the planes that it is filled from."""
     for name, parameter in parameters:
-        planes = getattr(parameter, "planes", None) if type(parameter) is ScratchParameter else None
-        if planes is None:
+        if not isinstance(parameter, ScratchParameter):
             yield name, parameter
             continue
+        planes = parameter.planes
+        used = int(planes.offsets[-1])  # words from there on are slack
         yield f"{name}.fixed", planes.fixed
-        yield (
-            f"{name}.exceptions",
-            planes.exceptions[: int(planes.offsets[-1])],
-        )  # behind it is slack
+        yield f"{name}.exceptions", planes.exceptions[:used]
         yield f"{name}.offsets", planes.offsets
